@@ -84,7 +84,8 @@ fn slack(text: &Text) -> serde_json::Value {
             .replace('<', "&lt;")
             .replace('>', "&gt;")
     };
-    let title = escaped(&text.title);
+    // As code: Slack has no way to escape `*` and `_`.
+    let title = escaped(&text.title).replace('`', "'");
     let body = text.body.within(Links::Apart, SLACK_MOST, letters, cut);
     let body = escaped(&body).replace("```", "'''");
     let link = text
@@ -92,7 +93,7 @@ fn slack(text: &Text) -> serde_json::Value {
         .as_ref()
         .map(|link| format!("\n<{}>", escaped(link)));
     json!({
-        "text": format!("*{title}*\n```{body}```{}", link.unwrap_or_default()),
+        "text": format!("*`{title}`*\n```{body}```{}", link.unwrap_or_default()),
         "link_names": false,
         "unfurl_links": false,
     })
@@ -101,7 +102,7 @@ fn slack(text: &Text) -> serde_json::Value {
 /// `allowed_mentions` without any: no `@everyone` has an effect.
 fn discord(text: &Text) -> serde_json::Value {
     let fence = |text: &str| text.replace("```", "'''");
-    let title = fence(&cut(&text.title, 200));
+    let title = escaped(&cut(&text.title, 200));
     // In these signs, it shows no preview.
     let link = text.link.as_ref().map(|link| format!("\n<{link}>"));
     let link = link.unwrap_or_default();
@@ -135,6 +136,18 @@ fn cut_units(text: &str, most: usize) -> String {
     out
 }
 
+/// Text for what reads Markdown.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if "\\`*_[]<>#~|".contains(c) {
+            out.push('\\');
+        }
+        out.push(c);
+    }
+    out
+}
+
 /// The card with as much of the text as Teams takes.
 fn teams(text: &Text) -> serde_json::Value {
     let mut most = TEAMS_MOST;
@@ -152,16 +165,7 @@ fn teams(text: &Text) -> serde_json::Value {
 /// is monospaced, and signs of links are escaped.
 fn teams_card(text: &Text, most: usize) -> serde_json::Value {
     let body = text.body.within(Links::InTheText, most, letters, cut);
-    let plain = |text: &str| {
-        let mut out = String::with_capacity(text.len());
-        for c in text.chars() {
-            if "\\`*_[]<>#~|".contains(c) {
-                out.push('\\');
-            }
-            out.push(c);
-        }
-        out.replace('\n', "\n\n")
-    };
+    let plain = |text: &str| escaped(text).replace('\n', "\n\n");
     let block = |text: &str, weight: &str| {
         json!({
             "type": "TextBlock", "text": text, "wrap": true, "weight": weight, "fontType": "Monospace",
@@ -377,6 +381,19 @@ mod tests {
             assert!(count(&said["payload"]["summary"]) <= 1024);
             assert!(count(&said["dedup_key"]) <= 255);
         }
+    }
+
+    #[test]
+    fn a_title_is_text() {
+        let mut text = text("x");
+        text.title = "__all__ `*failed*`".to_owned();
+        let said = slack(&text);
+        let said = said["text"].as_str().expect("text");
+        assert!(said.starts_with("*`__all__ '*failed*'`*\n"), "{said}");
+        let said = discord(&text);
+        let said = said["content"].as_str().expect("text");
+        let title = "**\\_\\_all\\_\\_ \\`\\*failed\\*\\`**\n";
+        assert!(said.starts_with(title), "{said}");
     }
 
     /// These services show the text as it is, so that a link in it cannot be clicked.
