@@ -33,12 +33,18 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::simulated::{Behaviour, Guards};
-use self::{children::OwnChild, orphans::end_cgroup, supervisor::Supervisor, zygote::Keeper};
+use self::{
+    children::OwnChild,
+    orphans::{Orphans, end_cgroup},
+    supervisor::Supervisor,
+    zygote::Keeper,
+};
 pub use self::{
     children::{childless, reap_strangers},
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
 };
 use crate::{
+    blocking,
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
@@ -57,9 +63,11 @@ const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration:
 /// How long a sweep tries to empty one cgroup.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Runs a command that is no run of a job: without a guard, with `input` as its stdin, in a process group of its own
-/// that is killed after `limit`. Returns how it ended (None: it was killed), and the end of what it wrote to stderr, at
-/// most [`SAID_MOST`] bytes.
+/// Runs a command that is no run of a job: without a guard, with `input` as its stdin. After its end, at the latest
+/// after `limit`, it is killed with all that it started. Returns how it ended (None: it was killed), and the end of what
+/// it wrote to stderr, at most [`SAID_MOST`] bytes.
+///
+/// What it started is known as that of a killed guard is: see [`Orphans`]. For that, this process becomes a subreaper.
 ///
 /// # Errors
 /// It cannot be started.
@@ -78,8 +86,11 @@ pub(crate) async fn plain(
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .process_group(0);
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let mark = RunId::random().to_string();
+    command.env(COMMAND_ID, &mark);
     let mut child = OwnChild::spawn(command)?;
-    let group = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let (_, mut stderr) = child.take_output();
     let mut said = Vec::new();
     let ending = async {
@@ -91,10 +102,9 @@ pub(crate) async fn plain(
         }
     };
     let ended = tokio::time::timeout(limit, ending).await;
-    // What it left behind, too.
-    if let Some(group) = group.and_then(rustix::process::Pid::from_raw) {
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-    }
+    // All at once, while the command may still be the parent of what has neither its session nor its environment.
+    let orphans = Orphans::of_command(format!("{COMMAND_ID}={mark}"), pid);
+    blocking::run(move || orphans.kill(SWEEP_PATIENCE)).await;
     // What it wrote right before its end. A process that left the group may keep the pipe open.
     let _ = tokio::time::timeout(DRAIN, end_of(&mut stderr, &mut said)).await;
     match ended {
@@ -102,6 +112,10 @@ pub(crate) async fn plain(
         Err(_) => Ok((None, said)),
     }
 }
+
+/// The variable by which [`plain`] knows what a command started.
+#[cfg(feature = "notify")]
+const COMMAND_ID: &str = "SOLOIST_COMMAND_ID";
 
 /// See [`plain`].
 #[cfg(feature = "notify")]

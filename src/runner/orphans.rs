@@ -38,6 +38,29 @@ impl Orphans {
         }
     }
 
+    /// What a command without a guard started.
+    #[cfg(feature = "notify")]
+    pub(super) fn of_command(marker: String, command: Option<i32>) -> Self {
+        Self {
+            marker,
+            command,
+            group: None,
+            sole: false,
+            cgroup: None,
+            known: RefCell::default(),
+        }
+    }
+
+    /// Kills all processes of the tree, for so long at most, and reaps none. Blocks for milliseconds.
+    #[cfg(feature = "notify")]
+    pub(super) fn kill(&self, patience: std::time::Duration) {
+        let end = Boottime::now() + patience;
+        while self.members().iter().any(Proc::alive) && Boottime::now() < end {
+            kill_pass(|| self.members());
+            std::thread::sleep(ORPHANS_AGAIN.0);
+        }
+    }
+
     pub(super) fn members(&self) -> Vec<Proc> {
         let ours = below(std::process::id().cast_signed());
         if self.sole {
