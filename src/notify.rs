@@ -74,6 +74,8 @@ pub(crate) struct Undelivered {
     pub(crate) why: String,
     /// Another try is not likely to help.
     pub(crate) refused: bool,
+    /// Some receivers have it, and the others were refused: another try would repeat it to those who have it.
+    pub(crate) partly: bool,
     /// It may have arrived all the same.
     pub(crate) perhaps: bool,
     /// When to try again, as the server says.
@@ -85,6 +87,7 @@ impl Undelivered {
         Self {
             why: why.into(),
             refused: false,
+            partly: false,
             perhaps: false,
             retry_after: None,
         }

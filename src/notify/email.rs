@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use lettre::{
-    AsyncSmtpTransport, AsyncTransport as _, Message, Tokio1Executor,
+    Address, AsyncSmtpTransport, AsyncTransport as _, Message, Tokio1Executor,
+    address::Envelope,
     message::{
         Mailbox,
         header::{ContentType, HeaderName, HeaderValue, MIME_VERSION_1_0},
@@ -66,26 +67,73 @@ pub(super) async fn send(
         })?
         .timeout(Some(limit))
         .build();
-    let late = || Undelivered {
-        perhaps: true,
-        ..Undelivered::new(format!(
-            "the mail server did not answer within {}",
-            show_duration(limit)
-        ))
+    let (envelope, mail) = (message.envelope(), message.formatted());
+    let whole = one(&transport, envelope, &mail, limit).await;
+    let Err((_, true)) = &whole else {
+        return whole.map_err(|(e, _)| e);
     };
-    match tokio::time::timeout(limit, transport.send(message)).await {
-        Err(_) => Err(late()),
+    // One receiver who is refused keeps the mail from all: each gets one of his own.
+    let (mut said, mut refused) = (None, Vec::new());
+    for receiver in envelope.to() {
+        let alone = Envelope::new(envelope.from().cloned(), vec![receiver.clone()]);
+        let Ok(alone) = alone else { continue };
+        match one(&transport, &alone, &mail, limit).await {
+            Ok(answer) => said = Some(answer),
+            Err((e, _)) => refused.push((receiver, e)),
+        }
+    }
+    match (said, refused.is_empty()) {
+        (None, _) => whole.map_err(|(e, _)| e),
+        (Some(said), true) => Ok(said),
+        (Some(_), false) => Err(Undelivered {
+            partly: true,
+            ..Undelivered::new(in_words(&refused, envelope.to().len()))
+        }),
+    }
+}
+
+fn in_words(refused: &[(&Address, Undelivered)], all: usize) -> String {
+    let each: Vec<String> = refused
+        .iter()
+        .map(|(receiver, e)| crate::words::line(&format!("not {receiver}: {}", e.why)))
+        .collect();
+    let taken = all - refused.len();
+    format!(
+        "{taken} of {all} receivers have the mail; {}",
+        each.join("; ")
+    )
+}
+
+/// One mail to the receivers of this envelope. If it fails: whether that may be because of one of several receivers.
+async fn one(
+    transport: &AsyncSmtpTransport<Tokio1Executor>,
+    envelope: &Envelope,
+    mail: &[u8],
+    limit: Duration,
+) -> Result<String, (Undelivered, bool)> {
+    match tokio::time::timeout(limit, transport.send_raw(envelope, mail)).await {
+        Err(_) => {
+            let limit = show_duration(limit);
+            let late = Undelivered {
+                perhaps: true,
+                ..Undelivered::new(format!("the mail server did not answer within {limit}"))
+            };
+            Err((late, false))
+        }
         Ok(Ok(response)) => Ok(crate::words::line(
             &response.message().collect::<Vec<_>>().join(" "),
         )),
         Ok(Err(e)) => {
             let (why, before) = trouble::of_mail(&e);
-            Err(Undelivered {
+            let undelivered = Undelivered {
                 refused: e.is_permanent(),
                 // Without an answer to the mail itself, nobody knows whether the server took it.
                 perhaps: !e.is_permanent() && !e.is_transient() && !before,
                 ..Undelivered::new(crate::words::line(&format!("the mail server: {why}")))
-            })
+            };
+            let of_one = e.status().map(u16::from);
+            let of_one = of_one.is_some_and(|code| (550..=554).contains(&code));
+            Err((undelivered, of_one && envelope.to().len() > 1))
         }
     }
 }

@@ -465,7 +465,7 @@ impl Keeper {
                 why,
                 ..
             } = g;
-            error!(%channel, id = %id, tries, why, "gave a message up: nobody was told");
+            error!(%channel, id = %id, tries, why, "gave a message up");
             let figures = &self.parts.vitals.figures;
             figures.notification(&channel, Told::GivenUp);
         }
@@ -667,6 +667,7 @@ impl Keeper {
                 let tries = message.tries.saturating_add(1);
                 let refusals = message.refusals.saturating_add(u32::from(e.refused));
                 let pause = match e.refused {
+                    _ if e.partly => None,
                     true => refused_again(refusals),
                     false => Some(backoff::nth(AGAIN.0, tries, AGAIN.1)),
                 };

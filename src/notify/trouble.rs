@@ -132,8 +132,12 @@ pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
         530 | 534 | 535 | 538 => {
             format!("it refuses user or password of `smtp`, or the way to log in ({code}: {said})")
         }
-        552 | 554 => format!("it refuses the mail ({code}: {said})"),
-        550 | 551 | 553 => format!("it refuses an address of `from` or `to` ({code}: {said})"),
+        551 | 553 => format!("it refuses an address of `from` or `to` ({code}: {said})"),
+        // RFC 3463: 5.1 is about addresses. Without it 550 may be about anything.
+        550 if said.starts_with("5.1.") => {
+            format!("it refuses an address of `from` or `to` ({code}: {said})")
+        }
+        550 | 552 | 554 => format!("it refuses the mail ({code}: {said})"),
         421 | 450..=452 => format!("it takes no mail at present ({code}: {said})"),
         _ => format!("it refuses ({code}: {said})"),
     };

@@ -419,6 +419,7 @@ impl Post {
                     b"250 taken\r\n"
                 }
                 "QUIT" => return false,
+                "RCPT" if line.contains("<bad@") => b"550 5.1.1 no such user\r\n",
                 _ => b"250 fine\r\n",
             };
             let _ = reader.get_mut().write_all(answer);

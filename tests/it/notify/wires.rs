@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::servers::{Hook, MailServer, Mode, Wire, identity};
 use crate::{
     options::certificates,
-    support::{GENEROUS, fleet::fleet, server::free_port, wait_for},
+    support::{GENEROUS, fleet::fleet, process::alive, server::free_port, wait_for, wait_until},
 };
 
 /// Sends a test over the channel `ops` of this table, with `ca.pem` as the only authority. Returns whether it was
@@ -275,6 +275,11 @@ fn what_a_mail_server_refuses_is_said_in_plain_words() {
             "it refuses an address of `from` or `to` (550: 5.1.1 no such user here)",
         ),
         (
+            "RCPT",
+            "550 not today",
+            "it refuses the mail (550: not today)",
+        ),
+        (
             "MAIL",
             "451 come back later",
             "it takes no mail at present (451: come back later)",
@@ -290,6 +295,44 @@ fn what_a_mail_server_refuses_is_said_in_plain_words() {
         let (delivered, said) = tell(dir.path(), &table);
         assert!(!delivered && said.contains(why), "{word}: {said}");
         assert!(!said.contains("hunter2"), "{said}");
+    }
+}
+
+/// Those who are not refused get the mail once.
+#[test]
+fn a_receiver_who_is_refused_silences_no_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = MailServer::start(0);
+    let table = format!(
+        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\n\
+         to = [\"bad@example.org\", \"ann@example.org\", \"bob@example.org\"]",
+        server.url()
+    );
+    let (delivered, said) = tell(dir.path(), &table);
+    assert!(
+        !delivered && said.contains("2 of 3 receivers have the mail; not bad@example.org: "),
+        "{said}"
+    );
+    assert!(said.contains("550: 5.1.1 no such user"), "{said}");
+    assert_eq!(server.mails().len(), 2);
+}
+
+/// Also what left its session, and has no parent but soloist.
+#[test]
+fn a_command_that_is_killed_leaves_nothing_behind() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let pids = dir.path().join("pids");
+    let script = "(setsid sleep 777 & echo $! >> \"$0\"); env -i setsid sleep 777 & echo $! >> \"$0\"; \
+                  while :; do sleep 0.1; done";
+    let table = format!(
+        "type = \"command\"\ntimeout = \"2s\"\ncommand = [\"/bin/sh\", \"-c\", '{script}', {pids:?}]"
+    );
+    refuses(dir.path(), &table, "was killed");
+    let pids = fs::read_to_string(pids).expect("the pids");
+    assert_eq!(pids.lines().count(), 2);
+    for pid in pids.lines() {
+        let pid = pid.parse().expect("a pid");
+        wait_until("it is killed", GENEROUS, || !alive(pid));
     }
 }
 
