@@ -167,8 +167,8 @@ function Lines({ moves }) {
     <${Copy} text=${text.join('\n')}>Copy all ${text.length}<//>`;
 }
 
-/** The longest jitter to advise: at most half of the time between two occurrences. Null: they are too close. */
-export function jitter(upcoming) {
+/** The longest jitter to advise: at most half of the time between two occurrences. Undefined: they are too close. */
+function jitter(upcoming) {
   const gaps = upcoming.slice(1).map((u, i) => Date.parse(u.at) - Date.parse(upcoming[i].at));
   return [['3m', 3 * M], ['1m', M], ['30s', 30 * S], ['10s', 10 * S]].find(([, length]) =>
     gaps.every((gap) => 2 * length <= gap))?.[0];
