@@ -448,7 +448,11 @@ impl Daemon {
         let until = tokio::time::Instant::now() + LAST_WORDS;
         let _ = tokio::time::timeout(LAST_WORDS / 2, holder.runs.wait()).await;
         self.finish.cancel();
-        let all = async { tokio::join!(holder.runs.wait(), self.background.wait()) };
+        #[cfg(feature = "notify")]
+        let heartbeats = holder.heartbeats.finish(crate::notify::LAST_WORDS);
+        #[cfg(not(feature = "notify"))]
+        let heartbeats = std::future::ready(());
+        let all = async { tokio::join!(holder.runs.wait(), self.background.wait(), heartbeats) };
         if tokio::time::timeout_at(until, all).await.is_err() {
             warn!("the store does not answer: this instance stops without signing off there");
         }

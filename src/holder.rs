@@ -74,7 +74,7 @@ pub struct Holder {
     pub commands: TaskTracker,
     turns: Arc<Turns>,
     #[cfg(feature = "notify")]
-    heartbeats: Heartbeats,
+    pub(crate) heartbeats: Heartbeats,
     /// Empty: nobody wants the spans of runs.
     #[cfg(feature = "notify")]
     pub(crate) traces: std::sync::OnceLock<Traces>,

@@ -28,6 +28,9 @@ use crate::{
     words,
 };
 
+/// How long messages and heartbeats under way may take when the daemon ends.
+pub(crate) const LAST_WORDS: Duration = Duration::from_millis(500);
+
 /// What the notifier needs of the daemon.
 pub(crate) struct Parts {
     /// As reloads change it.

@@ -235,7 +235,8 @@ impl Notes {
     }
 
     /// The attempts that others were to follow, and none did: they are to be judged, before the new records, of which
-    /// `new` are all. These were read after the state: a later attempt of an occurrence that is not open has its record.
+    /// `new` are all. These were read after the state: a later attempt of an occurrence that is not open has its
+    /// record.
     pub fn dropped(&mut self, new: &[RunRecord], state: Option<&State>) -> Vec<RunRecord> {
         let mut all = std::mem::take(&mut self.awaited);
         all.retain(|r| new.iter().all(|other| other.occurrence != r.occurrence));

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::{
-    sync::{Semaphore, mpsc},
+    sync::{Semaphore, mpsc, oneshot},
     task::JoinHandle,
 };
 use tracing::{debug, warn};
@@ -34,7 +34,14 @@ struct Beat {
 
 /// Where a daemon hands in its heartbeats. Its thread starts with the first.
 #[derive(Debug, Default)]
-pub(crate) struct Heartbeats(Mutex<Option<mpsc::Sender<Beat>>>);
+pub(crate) struct Heartbeats(Mutex<Option<Thread>>);
+
+#[derive(Debug)]
+struct Thread {
+    beats: mpsc::Sender<Beat>,
+    /// Nothing is left to be sent.
+    end: oneshot::Receiver<()>,
+}
 
 /// What happened to a run.
 #[derive(Debug, Clone, Copy)]
@@ -78,17 +85,28 @@ impl Heartbeats {
             job: job.clone(),
             url: address(url.expose(), &suffix),
         };
-        let mut sender = self.0.lock();
-        let sender = sender.get_or_insert_with(start);
-        if sender.try_send(beat).is_err() {
+        let mut thread = self.0.lock();
+        let thread = thread.get_or_insert_with(start);
+        if thread.beats.try_send(beat).is_err() {
             debug!(%job, "too many heartbeats wait already: left one out");
+        }
+    }
+
+    /// Waits until what was handed in is sent, but not for longer than this.
+    pub(crate) async fn finish(&self, limit: Duration) {
+        let thread = self.0.lock().take();
+        if let Some(Thread { beats, end }) = thread {
+            drop(beats);
+            let _ = tokio::time::timeout(limit, end).await;
         }
     }
 }
 
-fn start() -> mpsc::Sender<Beat> {
+fn start() -> Thread {
     let (sender, beats) = mpsc::channel(WAITING);
+    let (ended, end) = oneshot::channel::<()>();
     let body = move || {
+        let _ended = ended;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
@@ -103,7 +121,7 @@ fn start() -> mpsc::Sender<Beat> {
     {
         warn!(%error, "cannot send heartbeats: no thread");
     }
-    sender
+    Thread { beats: sender, end }
 }
 
 async fn run(mut beats: mpsc::Receiver<Beat>) {
@@ -134,11 +152,44 @@ async fn run(mut beats: mpsc::Receiver<Beat>) {
         });
         last.insert(job, task);
     }
+    for task in last.into_values() {
+        let _ = task.await;
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::TcpListener,
+    };
+
     use super::*;
+
+    /// The daemon ends right after a run, whose service takes a moment to answer.
+    #[tokio::test]
+    async fn the_daemon_ends_after_its_last_heartbeats() {
+        let server = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let url = format!("http://{}/beat", server.local_addr().expect("an address"));
+        let (heard, hears) = std::sync::mpsc::channel();
+        let serve = std::thread::spawn(move || {
+            let (stream, _) = server.accept().expect("a connection");
+            let mut line = String::new();
+            let mut reader = BufReader::new(&stream);
+            reader.read_line(&mut line).expect("a line");
+            heard.send(line).expect("the test waits");
+            (&stream)
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                .ok();
+        });
+        let beats = Heartbeats::default();
+        let job = JobName::new("x");
+        beats.send(&job, Some(&HiddenUrl::new(&url)), Moment::Starts);
+        beats.finish(Duration::from_secs(60)).await;
+        let line = hears.try_recv().expect("it came before the end");
+        assert!(line.starts_with("POST /beat/start "), "{line}");
+        serve.join().expect("the server");
+    }
 
     #[test]
     fn the_end_of_a_run_is_a_suffix_of_the_path() {

@@ -16,7 +16,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, error, info, warn};
 
 use super::{
-    Parts, Undelivered, send,
+    LAST_WORDS, Parts, Undelivered, send,
     text::{self, Surroundings, Text},
 };
 use crate::{
@@ -49,8 +49,6 @@ const BEFORE_MS: i64 = 60_000;
 const AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(300));
 /// The time between two tries of one write.
 const WRITE_AGAIN: Duration = Duration::from_millis(200);
-/// How long messages under way may take when the daemon ends.
-const LAST_WORDS: Duration = Duration::from_millis(500);
 /// The time between two looks at some of the jobs of which nothing was heard, and how many those are.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_AT: usize = 500;
