@@ -64,8 +64,8 @@ const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration:
 const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs a command that is no run of a job: without a guard, with `input` as its stdin. After its end, at the latest
-/// after `limit`, it is killed with all that it started. Returns how it ended (None: it was killed), and the end of what
-/// it wrote to stderr, at most [`SAID_MOST`] bytes.
+/// after `limit`, it is killed with all that it started. Returns how it ended (None: it was killed), and the end of
+/// what it wrote to stderr, at most [`SAID_MOST`] bytes.
 ///
 /// What it started is known as that of a killed guard is: see [`Orphans`]. For that, this process becomes a subreaper.
 ///
