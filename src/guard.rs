@@ -65,7 +65,7 @@ pub use self::{
 use crate::{
     clock::Boottime,
     guard::spawn::{Failed, Start},
-    logic::guard_life::{Cause, Life, Step, Stop, outcome},
+    logic::guard_life::{Again, Cause, Kills, Life, Step, Stop, outcome},
     model::Usage,
 };
 
@@ -74,9 +74,6 @@ pub const ARGUMENT: &str = "__guard";
 
 /// The hidden first argument with which the guard of a dead daemon executes this binary; see [`HandOver`].
 pub const SETTLE_ARGUMENT: &str = "__settle";
-
-/// Pause before killing a tree that does not die again: the first, and the longest.
-const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
 
 /// How long, each time, the guard kills new children as they appear.
 const CHASE: Duration = Duration::from_millis(5);
@@ -307,15 +304,14 @@ struct GuardedRun<'g> {
     leftover: u32,
     /// More children may have ended than were reaped.
     more_ended: bool,
-    /// When to kill the tree again, and the pause after that.
-    kill_again: Option<(Boottime, Duration)>,
-    stuck_at: Option<Boottime>,
+    /// Once the tree was killed.
+    kills: Option<Kills>,
     /// While the command runs.
     urgent: Option<Urgent>,
 }
 
 impl<'g> GuardedRun<'g> {
-    fn begin(guard: &'g mut Guard, spec: Spec) -> Self {
+    fn new(guard: &'g mut Guard, spec: Spec) -> Self {
         let begun = Moment::now();
         let life = Life::new(
             begun.boottime,
@@ -324,7 +320,7 @@ impl<'g> GuardedRun<'g> {
             spec.grace,
             spec.kill_budget,
         );
-        let mut run = Self {
+        Self {
             guard,
             life,
             cgroup: None,
@@ -340,11 +336,14 @@ impl<'g> GuardedRun<'g> {
             error: None,
             leftover: 0,
             more_ended: false,
-            kill_again: None,
-            stuck_at: None,
+            kills: None,
             urgent: None,
             spec,
-        };
+        }
+    }
+
+    fn begin(guard: &'g mut Guard, spec: Spec) -> Self {
+        let mut run = Self::new(guard, spec);
         if !run.ended_early() {
             if !run.spec.walk_only {
                 run.cgroup = Cgroup::create(&run.spec.run_id.to_string());
@@ -488,7 +487,10 @@ impl<'g> GuardedRun<'g> {
             self.act(step);
             self.read_control();
             self.kill_again_if_due();
-            let wake_at = [self.life.wake_at(), self.kill_again.map(|(at, _)| at)];
+            let wake_at = [
+                self.life.wake_at(),
+                self.kills.as_ref().map(Kills::again_at),
+            ];
             let now = self.more_ended.then(Boottime::now);
             let wake_at = wake_at.into_iter().flatten().chain(now).min();
             self.guard.wait(wake_at, self.start.as_ref());
@@ -646,26 +648,22 @@ impl<'g> GuardedRun<'g> {
             }
             Step::Kill => {
                 let now = Boottime::now();
-                self.stuck_at = Some(now + self.spec.kill_budget);
                 self.kill();
-                self.kill_again = Some((now + KILL_AGAIN.0, KILL_AGAIN.0));
+                self.kills = Some(Kills::begin(now, self.spec.kill_budget));
             }
         }
     }
 
     fn kill_again_if_due(&mut self) {
-        let now = Boottime::now();
-        let Some((at, pause)) = self.kill_again else {
+        let Some(kills) = &mut self.kills else {
             return;
         };
-        if now < at {
+        let again = kills.on_time(Boottime::now());
+        if again == Again::Nothing {
             return;
         }
         self.kill();
-        let pause = (pause * 2).min(KILL_AGAIN.1);
-        self.kill_again = Some((now + pause, pause));
-        if self.stuck_at.is_some_and(|stuck_at| now >= stuck_at) {
-            self.stuck_at = None;
+        if again == Again::KillAndReport {
             let members = self.members();
             let pids = members.iter().filter(|p| p.alive()).map(|p| p.pid);
             let pids: Vec<_> = pids.collect();
@@ -722,7 +720,7 @@ impl<'g> GuardedRun<'g> {
     /// Asked only when no descendant is left: processes in the cgroup then came from elsewhere, and are killed too.
     fn cgroup_populated(&mut self) -> bool {
         let populated = self.cgroup.as_ref().is_some_and(Cgroup::populated);
-        if populated && self.kill_again.is_none() {
+        if populated && self.kills.is_none() {
             self.act(Step::Kill);
         }
         populated
@@ -848,6 +846,74 @@ pub(crate) fn hint(error: &io::Error) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    pub(super) fn spec(user: Option<&str>, program: &str) -> Spec {
+        let second = Duration::from_secs(1);
+        Spec {
+            job: crate::model::JobName::new("a"),
+            run_id: crate::model::RunId::random(),
+            argv: vec![program.to_owned()],
+            env: vec![],
+            working_dir: Some("/srv".into()),
+            user: user.map(str::to_owned),
+            group: Some("staff".to_owned()),
+            new_privileges: false,
+            timeout: None,
+            grace: second,
+            kill_budget: second,
+            success_codes: vec![0],
+            deadline: Boottime(0),
+            settle: serde_json::Value::Null,
+            settle_exe: None,
+            walk_only: false,
+            transparent: None,
+        }
+    }
+
+    /// Runs the test of this name in a process of its own. False: this is that process.
+    pub(super) fn ran_elsewhere(test: &str) -> bool {
+        const ROLE: &str = "SOLOIST_TEST_ALONE";
+        if std::env::var_os(ROLE).is_some() {
+            return false;
+        }
+        let status = std::process::Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", test])
+            .env(ROLE, "1")
+            .stdout(std::process::Stdio::null())
+            .status();
+        let status = status.expect("it starts");
+        assert!(status.success(), "{status}");
+        true
+    }
+
+    /// In another process, because whatever children it has are killed.
+    #[test]
+    fn children_are_killed_and_reaped_without_a_walk_of_all_processes() {
+        let name = "children_are_killed_and_reaped_without_a_walk_of_all_processes";
+        if ran_elsewhere(&format!("guard::tests::{name}")) {
+            return;
+        }
+        let (_daemon, socket) = std::os::unix::net::UnixStream::pair().expect("a socket");
+        let mut guard = Guard {
+            control: ControlSocket::new(socket.into()).expect("a guard's end"),
+            children: ended_children().expect("a descriptor"),
+            timer: rustix::time::timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)
+                .expect("a timer"),
+            daemon: None,
+            inherited: None,
+        };
+        let mut run = GuardedRun::new(&mut guard, spec(None, "sleep"));
+        for _ in 0..2 {
+            let mut sleeps = std::process::Command::new("sleep");
+            sleeps.arg("100").spawn().expect("a child");
+        }
+        let end = Boottime::now() + Duration::from_secs(50);
+        while run.chase() {
+            assert!(Boottime::now() < end, "they are left to a walk");
+        }
+        let none = rustix::process::wait(WaitOptions::NOHANG);
+        assert!(matches!(none, Err(Errno::CHILD)), "{none:?}");
+    }
 
     #[test]
     fn a_run_took_the_time_of_program_and_kernel_and_its_highest_memory() {

@@ -763,30 +763,7 @@ fn exists(path: &std::ffi::CStr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    fn spec(user: Option<&str>, program: &str) -> Spec {
-        let second = std::time::Duration::from_secs(1);
-        Spec {
-            job: crate::model::JobName::new("a"),
-            run_id: crate::model::RunId::random(),
-            argv: vec![program.to_owned()],
-            env: vec![],
-            working_dir: Some("/srv".into()),
-            user: user.map(str::to_owned),
-            group: Some("staff".to_owned()),
-            new_privileges: false,
-            timeout: None,
-            grace: second,
-            kill_budget: second,
-            success_codes: vec![0],
-            deadline: Boottime(0),
-            settle: serde_json::Value::Null,
-            settle_exe: None,
-            walk_only: false,
-            transparent: None,
-        }
-    }
+    use super::{super::tests::spec, *};
 
     /// What the message says, and what it does not say.
     #[test]

@@ -227,16 +227,9 @@ mod tests {
     /// Runs the test in another process, because a wrong signal would end it.
     #[test]
     fn a_number_that_became_that_of_a_thread_is_not_signalled() {
-        const ROLE: &str = "SOLOIST_TEST_THREAD_SIGNALLED";
-        if std::env::var_os(ROLE).is_none() {
-            let name = "guard::tree::tests::a_number_that_became_that_of_a_thread_is_not_signalled";
-            let status = std::process::Command::new(std::env::current_exe().expect("this program"))
-                .args(["--exact", name])
-                .env(ROLE, "1")
-                .stdout(std::process::Stdio::null())
-                .status();
-            let status = status.expect("it starts");
-            return assert!(status.success(), "{status}");
+        let name = "guard::tree::tests::a_number_that_became_that_of_a_thread_is_not_signalled";
+        if super::super::tests::ran_elsewhere(name) {
+            return;
         }
         // Each test runs in its own thread, so this is not the process's first.
         let thread = rustix::thread::gettid().as_raw_nonzero().get();

@@ -19,6 +19,9 @@ pub const LEFTOVER_GRACE: Duration = Duration::from_secs(1);
 /// The most that a tree gets between SIGTERM and SIGKILL when its daemon died: another instance waits to take over.
 pub const DAEMON_GONE_GRACE: Duration = Duration::from_millis(50);
 
+/// Pause before killing a tree that does not die again: the first, and the longest.
+const KILL_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(200));
+
 /// Why a command was told to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -267,9 +270,78 @@ impl Life {
     }
 }
 
+/// A tree that was killed, until it is gone.
+#[derive(Debug, Clone)]
+pub struct Kills {
+    again_at: Boottime,
+    pause: Duration,
+    /// When survivors are reported; None: they were.
+    stuck_at: Option<Boottime>,
+}
+
+/// What is to be done to a tree that was killed and is not gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum Again {
+    Nothing,
+    Kill,
+    /// And report what survives that.
+    KillAndReport,
+}
+
+impl Kills {
+    /// It was killed at `now`.
+    pub fn begin(now: Boottime, kill_budget: Duration) -> Self {
+        Self {
+            again_at: now + KILL_AGAIN.0,
+            pause: KILL_AGAIN.0,
+            stuck_at: Some(now + kill_budget),
+        }
+    }
+
+    /// When [`Kills::on_time`] has something to do next.
+    pub fn again_at(&self) -> Boottime {
+        self.again_at
+    }
+
+    /// Time passed.
+    pub fn on_time(&mut self, now: Boottime) -> Again {
+        if now < self.again_at {
+            return Again::Nothing;
+        }
+        self.pause = (self.pause * 2).min(KILL_AGAIN.1);
+        self.again_at = now + self.pause;
+        match self.stuck_at.take_if(|at| now >= *at) {
+            Some(_) => Again::KillAndReport,
+            None => Again::Kill,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_does_not_die_is_killed_again_and_reported_once_its_kill_budget_is_over() {
+        let mut kills = Kills::begin(at(0), ms(300));
+        let mut seen = vec![];
+        for now in 0..1000 {
+            let due = kills.again_at() <= at(now);
+            match kills.on_time(at(now)) {
+                Again::Nothing => assert!(!due),
+                again => seen.push((now, again == Again::KillAndReport)),
+            }
+        }
+        let reported = |now| (now, now == 454);
+        let all = [2, 6, 14, 30, 62, 126, 254, 454, 654, 854];
+        assert_eq!(seen, all.map(reported));
+        // In its last moment.
+        for (budget, again) in [(2, Again::KillAndReport), (3, Again::Kill)] {
+            let mut kills = Kills::begin(at(0), ms(budget));
+            assert_eq!(kills.on_time(at(2)), again);
+        }
+    }
 
     fn at(ms: u64) -> Boottime {
         Boottime(1_000_000_000 + ms * 1_000_000)
