@@ -846,3 +846,31 @@ fn not_started(outcome: Outcome, error: &str) -> RunEnd {
         usage: Usage::default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_has_output_if_its_command_was_started() {
+        let mut end = not_started(Outcome::Missed, "why");
+        assert_eq!(
+            (end.outcome, end.error.as_deref()),
+            (Outcome::Missed, Some("why"))
+        );
+        assert_eq!(used(&end).output_bytes, None);
+        assert!(!end.output_truncated());
+        (end.started, end.output_bytes) = (Some(Moment::now()), 7);
+        end.usage.cpu_ms = Some(3);
+        assert_eq!(
+            (used(&end).output_bytes, used(&end).cpu_ms),
+            (Some(7), Some(3))
+        );
+        // What was not kept is missing.
+        for (kept, truncated) in [(6, true), (7, false)] {
+            end.output_tail = vec![b'a'; kept];
+            assert_eq!(end.output_truncated(), truncated);
+            assert_eq!(end.output_text().len(), kept);
+        }
+    }
+}

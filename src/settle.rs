@@ -406,6 +406,25 @@ mod tests {
     }
 
     #[test]
+    fn the_next_attempt_is_the_one_that_the_daemon_named_for_this_end() {
+        let mut on_death = on_death();
+        on_death.on_no_start = Some(DelayedAttempt {
+            delay_ms: 7,
+            trigger: Trigger::Takeover,
+        });
+        for (after, expected) in [
+            (After::End, None),
+            (After::Crash, on_death.on_crash),
+            (After::Failure, on_death.on_failure),
+            (After::NoStart, on_death.on_no_start),
+        ] {
+            assert_eq!(on_death.next_attempt(after), expected, "{after:?}");
+        }
+        let crashed = on_death.patience(Outcome::Crashed);
+        assert_eq!(crashed, on_death.patience);
+    }
+
+    #[test]
     fn an_outcome_that_nobody_else_knows_is_offered_for_longer_than_a_lease() {
         for (outcome, for_long) in [
             (Outcome::Succeeded, true),

@@ -141,4 +141,46 @@ mod tests {
         assert_eq!(socket.next_line(8192), None);
         assert!(socket.closed);
     }
+    #[test]
+    fn messages_are_taken_whole_and_what_is_none_is_skipped() {
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket");
+        let mut socket = ControlSocket::new(theirs.into()).expect("a guard's end of it");
+        let mut say = |text: &str| io::Write::write_all(&mut ours, text.as_bytes()).expect("room");
+        say("no message\n{\"signal\":1");
+        assert_eq!((socket.next(), socket.closed), (None, false));
+        say("0}\n\"settled\"\n{\"signal\":2}\n");
+        assert_eq!(socket.next(), Some(Control::Signal(10)));
+        assert!(!socket.settled);
+        assert_eq!(socket.next(), Some(Control::Signal(2)));
+        assert!(socket.settled);
+        assert_eq!((socket.next(), socket.closed), (None, false));
+        say("{\"signal\":3}\n");
+        drop(ours);
+        assert_eq!(socket.next(), Some(Control::Signal(3)));
+        assert_eq!((socket.next(), socket.closed), (None, true));
+    }
+
+    /// A daemon that hangs gets each report later, but not all stops of a command.
+    #[test]
+    fn reports_wait_for_a_daemon_that_does_not_read() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a socket");
+        let mut socket = ControlSocket::new(theirs.into()).expect("a guard's end of it");
+        let (stopped, stuck) = (
+            Report::Stopped { signal: 19 },
+            Report::Stuck { pids: vec![7] },
+        );
+        socket.report(&stopped);
+        assert!(socket.unsent.is_empty());
+        socket.unsent = vec![b'x'; 8 << 20];
+        socket.flush();
+        let waits = socket.unsent.len();
+        assert!(waits > 0);
+        socket.report(&stopped);
+        assert_eq!(socket.unsent.len(), waits);
+        socket.report(&stuck);
+        assert!(socket.unsent.len() > waits && socket.unsent.ends_with(b"}\n"));
+        drop(ours);
+        socket.flush();
+        assert!(socket.unsent.is_empty());
+    }
 }

@@ -858,4 +858,128 @@ mod tests {
             assert!(text.contains(said), "{text}");
         }
     }
+    #[test]
+    fn a_start_under_way_says_what_it_is_doing() {
+        let start = Start {
+            pid: rustix::process::getpid(),
+            report: File::open("/dev/null").expect("there"),
+            said: vec![],
+            shared: Shared::new(Boottime(7)).expect("memory"),
+        };
+        let (mut ann, mut staff, nobody) = (
+            spec(Some("ann"), "backup"),
+            spec(None, "backup"),
+            Spec {
+                group: None,
+                working_dir: None,
+                ..spec(None, "backup")
+            },
+        );
+        (ann.group, staff.argv[0]) = (None, "mail".to_owned());
+        let preparing = "still preparing the start";
+        for (stage, spec, doing) in [
+            (Stage::Session, &ann, preparing),
+            (Stage::User, &ann, preparing),
+            (Stage::LookUp, &ann, "looking up user `ann`"),
+            (Stage::LookUp, &staff, "looking up group `staff`"),
+            (Stage::LookUp, &nobody, preparing),
+            (Stage::Directory, &ann, "entering working directory `/srv`"),
+            (Stage::Directory, &nobody, preparing),
+            (Stage::Exec, &ann, "opening `backup`"),
+            (Stage::Exec, &staff, "opening `mail`"),
+        ] {
+            start.shared.enter(stage);
+            let said = start.doing(spec);
+            assert!(said.ends_with(doing), "{stage:?}: {said}");
+        }
+        let deadline = || start.shared.page().deadline.load(Ordering::Relaxed);
+        assert_eq!(deadline(), 7);
+        start.extend(Boottime(9));
+        assert_eq!(deadline(), 9);
+        assert!(!start.in_cgroup());
+        start.shared.note_in_cgroup();
+        assert!(start.in_cgroup());
+    }
+
+    #[test]
+    fn a_program_is_searched_for_where_its_job_says() {
+        let candidates = |user, program: &str, path: Option<&str>| {
+            let mut spec = spec(user, program);
+            let path = path.map(|path| ("PATH".to_owned(), path.to_owned()));
+            spec.env = [("A".to_owned(), "/no".to_owned())]
+                .into_iter()
+                .chain(path)
+                .collect();
+            let command = Command::new(&spec, &Identity::default());
+            let command = command.map_err(|failed| failed.error).expect("arguments");
+            let all = command.candidates.into_iter();
+            all.map(|c| c.into_string().expect("text"))
+                .collect::<Vec<_>>()
+        };
+        let path = Some("/a::/b");
+        assert_eq!(candidates(None, "x", path), ["/a/x", "./x", "/b/x"]);
+        assert_eq!(candidates(None, "./x", path), ["./x"]);
+        assert_eq!(candidates(None, "", path), [""; 0]);
+        // Another user has none of soloist's own PATH.
+        let usual: Vec<_> = DEFAULT_PATH.split(':').map(|d| format!("{d}/x")).collect();
+        assert_eq!(candidates(Some("ann"), "x", None), usual);
+        let refused = |spec: &Spec| {
+            let command = Command::new(spec, &Identity::default());
+            command.map_or_else(|failed| failed.error, |_| String::new())
+        };
+        let mut bad = spec(None, "/bin/true");
+        assert_eq!(refused(&bad), "");
+        bad.env = vec![("A".to_owned(), "\0".to_owned())];
+        assert!(refused(&bad).starts_with("environment variable `A` contains a NUL"));
+        let mut bad = spec(None, "/bin/true");
+        bad.argv.push("\0".to_owned());
+        assert!(refused(&bad).starts_with("the command contains a NUL"));
+        bad.argv.clear();
+        assert_eq!(refused(&bad), "the command is empty");
+    }
+
+    #[test]
+    fn a_user_and_a_group_are_known_by_name_and_by_number() {
+        let of = |user: Option<&str>, group: Option<&str>| {
+            let mut spec = spec(user, "true");
+            spec.group = group.map(str::to_owned);
+            identity(&spec)
+        };
+        let ours = rustix::process::geteuid();
+        for name in ["root", "0"] {
+            let id = of(Some(name), Some("4242")).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!((id.uid, id.gid), (Some(0), Some(4242)), "{name}");
+            assert!(id.groups.is_some_and(|groups| groups.contains(&4242)));
+            assert_eq!(id.changes, !ours.is_root());
+            let get = |name: &str| {
+                let found = id.env.iter().find(|(n, _)| n == name);
+                found.map(|(_, value)| value.to_str().unwrap_or("?"))
+            };
+            assert_eq!(get("USER"), Some("root"));
+            assert_eq!(get("LOGNAME"), Some("root"));
+            assert_eq!(get("PATH"), Some(DEFAULT_PATH));
+            assert!(get("HOME").is_some() && get("SHELL").is_some());
+        }
+        // Without a user there is nothing of a login, and the group is the only one.
+        let id = of(None, Some("4242")).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((id.uid, id.gid, id.changes), (None, Some(4242), false));
+        assert_eq!((id.groups, id.env), (Some(vec![4242]), vec![]));
+        let id = of(None, None).unwrap_or_else(|e| panic!("{e}"));
+        let none = (id.uid, id.gid, id.groups, id.changes);
+        assert_eq!(none, (None, None, None, false));
+        // Who is that user already needs no right, and has the groups that it has.
+        let id = of(Some(&ours.as_raw().to_string()), None);
+        let id = id.unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!((id.uid.is_some(), id.changes), (ours.is_root(), false));
+        for (user, group, said) in [
+            (Some("nobody such"), None, "user `nobody such` is not known"),
+            (None, Some("none such"), "group `none such` is not known"),
+        ] {
+            let refused = of(user, group).map(|id| id.uid);
+            assert!(
+                matches!(&refused, Err(e) if e.starts_with(said)),
+                "{refused:?}"
+            );
+        }
+    }
 }

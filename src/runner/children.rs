@@ -322,4 +322,66 @@ mod tests {
             }
         }
     }
+    fn pipe() -> (OwnedFd, OwnedFd) {
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).expect("a pipe")
+    }
+
+    /// A process that ends when its stdin is closed.
+    fn waiting() -> std::process::Child {
+        let mut cat = std::process::Command::new("cat");
+        cat.stdin(std::process::Stdio::piped());
+        cat.spawn().expect("a child")
+    }
+
+    /// Started here, or by the zygote.
+    #[tokio::test]
+    async fn a_child_is_told_from_one_that_has_ended() {
+        for forked in [false, true] {
+            let mut child = if forked {
+                let ((out, _out), (err, _err)) = (pipe(), pipe());
+                let pid = waiting_for_ever().spawn().expect("a child").id();
+                let fork = || Ok::<_, io::Error>(pid.cast_signed());
+                OwnChild::forked(fork, [out, err]).expect("a child")
+            } else {
+                OwnChild::spawn(waiting_for_ever()).expect("a child")
+            };
+            let pid = child.listed.expect("a pid");
+            assert_eq!(child.id(), Some(pid.cast_unsigned()));
+            assert!(!child.ended() && own().contains(&pid));
+            let output = child.take_output();
+            assert_eq!((output.0.is_some(), output.1.is_some()), (forked, forked));
+            child.kill();
+            for _ in 0..2 {
+                let status = child.wait().await.expect("a status");
+                assert_eq!(status.signal(), Some(libc::SIGKILL));
+                assert_eq!((child.id(), child.ended()), (None, true));
+                assert!(!own().contains(&pid));
+            }
+            // Nobody is there any more.
+            child.kill();
+        }
+    }
+
+    fn waiting_for_ever() -> std::process::Command {
+        let mut sleeps = std::process::Command::new("sleep");
+        sleeps.arg("100");
+        sleeps
+    }
+
+    /// Only what has ended is reaped, and only what nobody else waits for.
+    #[test]
+    fn an_orphan_is_reaped_once_it_has_ended() {
+        let child = waiting();
+        let pid = child.id().cast_signed();
+        assert!(!reap(pid) && !childless());
+        drop(child.stdin);
+        let end = crate::clock::Boottime::now() + Duration::from_secs(60);
+        while !reap(pid) {
+            assert!(crate::clock::Boottime::now() < end);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!reap(pid));
+        let status = rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::NOHANG);
+        assert!(status.is_err(), "{status:?}");
+    }
 }

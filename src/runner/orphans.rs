@@ -147,3 +147,70 @@ pub(super) fn end_cgroup(cgroup: &Cgroup) {
     }
     cgroup.remove();
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    /// A process that ends when its stdin is closed, with these arguments and this variable.
+    fn waiting(args: &[&str], variable: (&str, &str)) -> (std::process::Child, Proc) {
+        let mut command = Command::new("sh");
+        command.args(["-c", "read x"]).args(args);
+        command.env(variable.0, variable.1).stdin(Stdio::piped());
+        let child = command.spawn().expect("a child");
+        let pid = child.id().cast_signed();
+        // It has executed its program; the kernel shows its words a moment later.
+        while std::fs::read(format!("/proc/{pid}/environ")).is_ok_and(|text| text.is_empty()) {
+            std::thread::yield_now();
+        }
+        (child, Proc::read(pid).expect("it waits"))
+    }
+
+    /// By its variables, its session or group, or the command line of a guard; by none of these it is a stranger.
+    #[test]
+    fn a_process_is_known_by_what_its_guard_gave_it() {
+        let (mut child, process) = waiting(&["a", "7-b"], ("MARK", "7-a"));
+        let known = |marker: &str, command| belongs(&process, marker, command);
+        assert!(known("MARK=7-a", None));
+        for other in ["MARK=7-b", "MARK=7-", "MAR=7-a", "X=7-b", "X"] {
+            assert!(!known(other, None), "{other}");
+        }
+        for command in [process.pid, process.session, process.group] {
+            assert!(known("MARK=other", Some(command)));
+        }
+        assert!(!known("MARK=other", Some(-7)));
+        drop(child.stdin.take());
+        assert!(child.wait().is_ok());
+        for (args, fits) in [
+            (["__guard", "job", "7-a"], true),
+            (["__guard", "job", "7-b"], false),
+            (["guard", "job", "7-a"], false),
+        ] {
+            let (mut child, process) = waiting(&args, ("MARK", ""));
+            assert_eq!(belongs(&process, "RUN=7-a", None), fits, "{args:?}");
+            drop(child.stdin.take());
+            assert!(child.wait().is_ok());
+        }
+    }
+
+    #[test]
+    fn only_what_is_dead_and_ours_is_reaped() {
+        let (mut child, mut process) = waiting(&[], ("MARK", ""));
+        assert!(!reaped(&process));
+        drop(child.stdin.take());
+        let end = Boottime::now() + std::time::Duration::from_secs(60);
+        while process.alive() {
+            assert!(Boottime::now() < end);
+            process = Proc::read(process.pid).expect("a zombie");
+        }
+        let mut stranger = process.clone();
+        stranger.parent += 1;
+        assert!(!reaped(&stranger));
+        while !reaped(&process) {
+            assert!(Boottime::now() < end);
+        }
+        assert_eq!(Proc::read(process.pid), None);
+    }
+}

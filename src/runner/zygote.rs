@@ -241,4 +241,73 @@ mod tests {
         assert!(signals > 0);
         zygote.child.kill();
     }
+    /// One that answers what the test sends through the other end.
+    fn played() -> (Zygote, OwnedFd) {
+        let mut sleeps = Command::new("sleep");
+        sleeps.arg("100");
+        let (socket, theirs) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .expect("a socket");
+        let zygote = Zygote {
+            child: OwnChild::spawn(sleeps).expect("a process"),
+            socket,
+            begun: Some(Boottime::now()),
+        };
+        (zygote, theirs)
+    }
+
+    fn says(theirs: &OwnedFd, number: i32) {
+        let sent = rustix::net::send(theirs, &number.to_ne_bytes(), SendFlags::NOSIGNAL);
+        assert_eq!(sent, Ok(4));
+    }
+
+    #[tokio::test]
+    async fn a_zygote_is_waited_for_while_it_may_still_come() {
+        let (mut zygote, theirs) = played();
+        assert!(matches!(zygote.ready(), Ok(false)));
+        let long_ago = Boottime::now()
+            .0
+            .saturating_sub(BEGINNING.as_nanos() as u64);
+        zygote.begun = Some(Boottime(long_ago));
+        assert!(matches!(zygote.ready(), Err(Failed::Zygote)));
+        says(&theirs, 0);
+        assert!(matches!(zygote.ready(), Ok(true)));
+        // It stays so, and that is no answer to anything else.
+        assert!(matches!(zygote.ready(), Ok(true)));
+        for begins in [1, -1] {
+            let (mut zygote, theirs) = played();
+            says(&theirs, begins);
+            assert!(matches!(zygote.ready(), Err(Failed::Zygote)));
+        }
+        let (mut zygote, theirs) = played();
+        drop(theirs);
+        // A process that another test is starting may have it open for a moment.
+        while matches!(zygote.ready(), Ok(false)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(matches!(zygote.ready(), Err(Failed::Zygote)));
+    }
+
+    #[tokio::test]
+    async fn a_zygote_says_a_pid_or_why_there_is_none() {
+        let (zygote, theirs) = played();
+        let null = std::fs::File::open("/dev/null").expect("there");
+        let ask = || zygote.ask(&["a", "bc"], [null.as_fd(); 3]);
+        says(&theirs, 42);
+        assert!(matches!(ask(), Ok(42)));
+        let mut line = [0; 16];
+        let (_, length) = recv(&theirs, &mut line, RecvFlags::DONTWAIT).expect("a request");
+        assert_eq!(&line[..length], b"a\0bc\0");
+        says(&theirs, 0);
+        assert!(matches!(ask(), Err(Failed::Zygote)));
+        says(&theirs, -libc::EAGAIN);
+        let refused = ask();
+        assert!(matches!(refused, Err(Failed::Guard(e)) if e.raw_os_error() == Some(libc::EAGAIN)));
+        drop(theirs);
+        assert!(matches!(ask(), Err(Failed::Zygote)));
+    }
 }

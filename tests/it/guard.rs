@@ -862,6 +862,54 @@ fn a_command_is_not_started_after_its_deadline() {
     assert!(!witness.exists());
 }
 
+/// A guard that finds this message right behind its run.
+fn told_at_once(spec: &Spec, control: Control) -> RawGuard {
+    let mut guard = RawGuard::idle(spec);
+    let mut lines = serde_json::to_vec(spec).expect("JSON");
+    lines.push(b'\n');
+    serde_json::to_writer(&mut lines, &control).expect("JSON");
+    lines.push(b'\n');
+    guard.socket.write_all(&lines).expect("the guard listens");
+    guard
+}
+
+#[test]
+fn a_stop_that_comes_with_the_run_starts_nothing() {
+    let stop = Control::Stop {
+        reason: Stop::Cancelled,
+        grace: None,
+    };
+    let mut guard = told_at_once(&spec(&["sleep", "100"]), stop);
+    let Report::StartFailed { error, cause, .. } = guard.report() else {
+        panic!("it was started")
+    };
+    // Not even a process for it was made, which would have been doing something.
+    assert_eq!(
+        error,
+        "it was cancelled before the command could be started"
+    );
+    assert_eq!(cause, Some(Cause::Stopped(Stop::Cancelled)));
+    gone(guard.report());
+    guard.finish();
+}
+
+#[test]
+fn a_signal_that_comes_with_the_run_reaches_the_command() {
+    let spec = spec(&["sleep", "100"]);
+    let mut guard = told_at_once(&spec, Control::Signal(libc::SIGUSR1));
+    // It ends the command, or the process that is to become it.
+    let by = loop {
+        match guard.report() {
+            Report::StartFailed { signal, .. } | Report::Exited { signal, .. } => break signal,
+            Report::Started { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(by, Some(libc::SIGUSR1));
+    gone(guard.report());
+    guard.finish();
+}
+
 #[test]
 fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
     let Some(cgroup) = TestCgroup::new() else {

@@ -1596,3 +1596,409 @@ fn of_what_is_owed_only_what_is_due_and_undecided_is_recorded() {
     let recorded: Vec<_> = effects.records.iter().map(|r| r.occurrence.0).collect();
     assert_eq!((recorded, st.newest), (vec![T - 1000], T - 1000));
 }
+
+/// What an instance knows to be decided counts, but nothing that a wrong clock told it.
+#[test]
+fn a_claimant_is_believed_up_to_ten_seconds_ahead() {
+    let near = belief::NEAR.as_millis() as i64;
+    for (known_at, newest) in [(T + near, T + near), (T + near + 1, T - 5000)] {
+        let mut st = State {
+            newest: T - 5000,
+            ..known()
+        };
+        let c = Claim {
+            known: Occurrence(known_at),
+            ..asks(T - 5000)
+        };
+        let answer = claimed(&mut st, &c, T).0;
+        assert_eq!((answer, st.newest), (Answer::Settled(None), newest));
+    }
+    // In the moment of the loss it is not in the future.
+    let mut st = State {
+        lost_before: T,
+        ..known()
+    };
+    let lost = claimed(&mut st, &asks(T), T).0;
+    assert_eq!(recorded(&lost), (Outcome::Unknown, LOST));
+}
+
+/// A run, or an attempt that is awaited, is in the way of the next occurrence: which of them gives way.
+#[test]
+fn each_policy_says_what_gives_way() {
+    let before = T - 1000;
+    let held = |granted_at, renewed_at| Open {
+        renewed_at,
+        ..entry(&asks(before), before, 1, granted_at)
+    };
+    let awaited = |trigger, at| Open {
+        next_attempt: Some(NextAttempt { at, trigger }),
+        ..held(before, before)
+    };
+    let (retry, takeover) = (
+        |at| awaited(Trigger::Retry, at),
+        awaited(Trigger::Takeover, T + 60_000),
+    );
+    let told = |open: &Open, overlap, holds: bool, pause: Option<i64>| {
+        let mut st = State {
+            newest: before,
+            open: vec![open.clone()],
+            pause: pause.map(|until| Pause {
+                until: Some(until),
+                reason: None,
+                at: before,
+            }),
+            ..known()
+        };
+        st.triggers.push(Pending {
+            key: "k".to_owned(),
+            at: T,
+        });
+        let c = Claim {
+            overlap,
+            holds: holds.then_some(open.run.id).into_iter().collect(),
+            ..if pause.is_some() {
+                triggers("k", None)
+            } else {
+                asks(T)
+            }
+        };
+        let answer = claimed(&mut st, &c, T + 1).0;
+        let word = match &answer {
+            Answer::Granted(_) => "granted",
+            Answer::Blocked(_) => "blocked",
+            Answer::RunFirst(at) if at.0 == before => "first",
+            Answer::Recorded { reason, .. } if reason == OVERLAPS => "skipped",
+            Answer::Later { wait_ms } => return (format!("later {wait_ms}"), st.waiting),
+            other => panic!("{other:?}"),
+        };
+        (word.to_owned(), st.waiting)
+    };
+    for (open, overlap, word) in [
+        // It was alive when the next one was due.
+        (held(before, T), Overlap::Skip, "skipped"),
+        (held(T, T), Overlap::Skip, "skipped"),
+        (held(T + 1, T + 1), Overlap::Skip, "blocked"),
+        // Nobody knows whether it was.
+        (held(before, T - 1), Overlap::Skip, "blocked"),
+        (held(before, T), Overlap::Queue, "blocked"),
+        (held(before, T), Overlap::Replace, "blocked"),
+        (held(before, T), Overlap::Allow, "granted"),
+        (retry(T + 2), Overlap::Skip, "granted"),
+        (retry(T + 2), Overlap::Replace, "granted"),
+        (retry(T + 2), Overlap::Queue, "later 1"),
+        (retry(T + 1), Overlap::Queue, "first"),
+        (takeover.clone(), Overlap::Skip, "first"),
+        (takeover.clone(), Overlap::Queue, "first"),
+        (takeover.clone(), Overlap::Allow, "granted"),
+    ] {
+        let (said, waits) = told(&open, overlap, false, None);
+        assert_eq!(said, word, "{open:?} {overlap:?}");
+        assert_eq!(waits, word == "blocked");
+    }
+    // Its holder asks itself.
+    assert_eq!(
+        told(&held(before, T - 1), Overlap::Skip, true, None).0,
+        "skipped"
+    );
+    // What goes first waits for the end of a pause, and a trigger behind it does, too.
+    let pause = Some(T + 10);
+    assert_eq!(told(&takeover, Overlap::Queue, false, pause).0, "later 9");
+    assert_eq!(told(&retry(T), Overlap::Queue, false, pause).0, "later 9");
+    assert_eq!(
+        told(&retry(T + 3), Overlap::Queue, false, pause).0,
+        "later 2"
+    );
+}
+
+/// The run before was busy from its grant to its end: what is due within that is skipped, and by no other policy.
+#[test]
+fn what_was_due_during_the_run_before_is_skipped() {
+    let run = |from: i64| Last {
+        from,
+        ..last(
+            &entry(&asks(T - 9000), T - 9000, 1, from),
+            Outcome::Failed,
+            None,
+            T + 5,
+        )
+    };
+    for (from, overlap, skipped) in [
+        (T, Overlap::Skip, true),
+        (T + 1, Overlap::Skip, false),
+        (T, Overlap::Queue, false),
+        (T, Overlap::Replace, false),
+    ] {
+        let mut st = State {
+            newest: T - 9000,
+            last: Some(run(from)),
+            ..known()
+        };
+        let answer = claimed(&mut st, &Claim { overlap, ..asks(T) }, T + 10).0;
+        let granted = matches!(answer, Answer::Granted(_));
+        assert_eq!(!granted, skipped, "{from} {overlap:?}");
+    }
+}
+
+#[test]
+fn a_dead_run_gives_way_to_the_next_occurrence_with_proof_alone() {
+    let dead = entry(&asks(T - 1000), T - 1000, 1, T - 1000);
+    for (proof, granted) in [(true, true), (false, false)] {
+        let mut st = State {
+            newest: T - 1000,
+            open: vec![dead.clone()],
+            ..known()
+        };
+        let c = Claim {
+            observed: seen(&dead).filter(|_| proof),
+            ..asks(T)
+        };
+        let (answer, effects) = claimed(&mut st, &c, T + 1);
+        assert_eq!(matches!(answer, Answer::Granted(_)), granted, "{answer:?}");
+        assert_eq!(effects.records.len(), usize::from(proof));
+        assert_eq!((st.open.len(), st.waiting), (1, !granted));
+    }
+    // Each part of the proof counts.
+    let right = seen(&dead).expect("one");
+    let mut wrong = [right.clone(), right.clone(), right.clone()];
+    wrong[0].run = RunId::random();
+    wrong[1].seq += 1;
+    wrong[2].incarnation = "before".to_owned();
+    assert!(dead.is(Some(&right)) && !dead.is(None));
+    assert!(!wrong.iter().any(|w| dead.is(Some(w))));
+}
+
+/// Whoever watches the lease has to begin anew.
+#[test]
+fn a_claim_that_is_asked_again_renews_its_lease() {
+    let (mut st, c) = (known(), asks(T));
+    let first = granted(&mut st, &c, T);
+    assert_eq!(granted(&mut st, &c, T + 700), first);
+    let e = &st.open[0];
+    assert_eq!((e.seq, e.renewed_at, e.run.granted_at), (1, T + 700, T));
+    // As a renewal does, which has a number of its own.
+    let mut state = Some(State {
+        open: vec![Open {
+            stop: Some(StopRequest::Replaced),
+            ..e.clone()
+        }],
+        ..st
+    });
+    let mut ask = renewal(c.run, T, 1);
+    for (number, seq) in [(1, 2), (9, 9), (9, 10)] {
+        ask.seq = number;
+        let said = renew(&mut state, &ask, (T + 900) * 1000, "incarnation");
+        assert_eq!(said, Renewal::Renewed(Some(StopRequest::Replaced)));
+        let e = &state.as_ref().expect("a state").open[0];
+        assert_eq!((e.seq, e.renewed_at), (seq, T + 900));
+    }
+    // Its next attempt is awaited: it is no lease.
+    let st = state.as_mut().expect("a state");
+    st.open[0].next_attempt = Some(NextAttempt {
+        at: T,
+        trigger: Trigger::Retry,
+    });
+    let said = renew(&mut state, &ask, (T + 900) * 1000, "incarnation");
+    assert_eq!(said, Renewal::Lost);
+}
+
+/// What the store has of a job after a run, and whom it tells.
+#[test]
+fn a_run_that_ends_leaves_its_times_and_wakes_who_waits() {
+    let settled = |finished: Option<i64>, stop, retry: bool, waiting| {
+        let c = asks(T);
+        let e = Open {
+            stop,
+            ..entry(&c, T, 1, T + 10)
+        };
+        let record = RunRecord {
+            started_at: Some(T + 20),
+            finished_at: finished,
+            ..e.record(&job(), Outcome::Failed, T, "")
+        };
+        let mut state = Some(State {
+            newest: T,
+            open: vec![e],
+            waiting,
+            ..known()
+        });
+        let s = Settle {
+            run: c.run,
+            record,
+            next_attempt: retry.then_some(DelayedAttempt {
+                delay_ms: 300,
+                trigger: Trigger::Retry,
+            }),
+        };
+        let mut effects = Effects::default();
+        let said = settle(
+            &mut state,
+            &s,
+            (T + 500) * 1000,
+            "incarnation",
+            &mut effects,
+        );
+        assert_eq!(said, Settlement::Done);
+        let st = state.expect("a state");
+        assert!(!st.waiting);
+        let l = st.last.expect("it ended");
+        assert_eq!(
+            (l.from, l.started, l.outcome),
+            (T + 10, Some(T + 20), Outcome::Failed)
+        );
+        let next = st.open.first().and_then(|e| e.next_attempt);
+        (l.to - T, next.map(|n| n.at - T), effects.events)
+    };
+    let ended = || Event::Ended { job: job() };
+    let awaited = || Event::AttemptAwaited {
+        job: job(),
+        occurrence: Occurrence(T),
+    };
+    assert_eq!(
+        settled(Some(T + 400), None, false, false),
+        (400, None, vec![])
+    );
+    assert_eq!(settled(None, None, false, true), (500, None, vec![ended()]));
+    // By a clock that is ahead.
+    assert_eq!(settled(Some(T + 501), None, false, false).0, 500);
+    let (_, next, events) = settled(Some(T + 400), None, true, true);
+    assert_eq!((next, events), (Some(800), vec![awaited(), ended()]));
+    // It was asked to end.
+    let cancelled = Some(StopRequest::Cancelled);
+    assert_eq!(settled(None, cancelled, true, false), (500, None, vec![]));
+}
+
+#[test]
+fn the_end_of_a_pause_wakes_what_waits_for_its_next_attempt() {
+    let paused = |until| State {
+        pause: Some(Pause {
+            until,
+            reason: None,
+            at: T - 500,
+        }),
+        open: vec![
+            entry(&asks(T), T, 1, T),
+            Open {
+                next_attempt: Some(NextAttempt {
+                    at: T,
+                    trigger: Trigger::Retry,
+                }),
+                ..entry(&asks(T - 1000), T - 1000, 1, T)
+            },
+        ],
+        ..known()
+    };
+    let changed = || Event::Controlled { job: job() };
+    let awaited = || Event::AttemptAwaited {
+        job: job(),
+        occurrence: Occurrence(T - 1000),
+    };
+    for (st, answer, events) in [
+        (paused(None), Controlled::Done, vec![changed(), awaited()]),
+        (
+            paused(Some(T + 1)),
+            Controlled::Done,
+            vec![changed(), awaited()],
+        ),
+        // It was over by itself.
+        (paused(Some(T)), Controlled::Nothing, vec![changed()]),
+        (known(), Controlled::Nothing, vec![]),
+    ] {
+        let (said, st, told) = controlled(st, &Control::Resume, T);
+        assert_eq!((said, told, st.pause), (answer, events, None));
+    }
+    // Until somebody resumes it, nobody knows how long that takes.
+    let later = claimed(&mut paused(None), &asks(T - 1000), T).0;
+    let wait_ms = PAUSED_WAIT_MS;
+    assert_eq!(later, Answer::Later { wait_ms });
+}
+
+#[test]
+fn a_trigger_is_told_to_all_and_taken_once() {
+    let put = |st: State, key: &str| {
+        let key = key.to_owned();
+        controlled(st, &Control::Trigger { key }, T)
+    };
+    let (said, st, events) = put(known(), "k");
+    let key = "k".to_owned();
+    let told = vec![Event::Triggered { job: job(), key }];
+    assert_eq!((said, events), (Controlled::Done, told));
+    assert_eq!(st.triggers, [waits("k", T)]);
+    let (said, mut st, events) = put(st, "k");
+    assert_eq!((said, events), (Controlled::Nothing, vec![]));
+    st.remember_trigger("k", Occurrence(T + 5), T);
+    assert_eq!(st.triggers, []);
+    let (said, _, events) = put(st, "k");
+    assert_eq!(
+        (said, events),
+        (Controlled::Triggered(Occurrence(T + 5)), vec![])
+    );
+}
+
+/// One that ran early divides a range up to its ends, and nothing beside it.
+#[test]
+fn a_range_is_decided_in_part_by_what_ran_early_within_it() {
+    let m = Missed {
+        first: Occurrence(T - 3000),
+        last: Occurrence(T - 1000),
+        count: 3,
+    };
+    for (at, part) in [(-3001, false), (-3000, true), (-1000, true), (-999, false)] {
+        let st = State {
+            newest: T - 9000,
+            early: vec![Occurrence(T + at)],
+            ..known()
+        };
+        assert_eq!(st.decided_in(&m), part, "{at}");
+    }
+}
+
+#[test]
+fn a_policy_is_called_the_same_everywhere() {
+    for policy in [
+        Overlap::Skip,
+        Overlap::Queue,
+        Overlap::Replace,
+        Overlap::Allow,
+    ] {
+        let text = serde_json::to_string(&policy).expect("JSON");
+        assert_eq!(text, format!("\"{}\"", policy.as_str()));
+    }
+}
+
+/// An epoch lasts until the server is another one; it opens with the word of who saw this very epoch long enough.
+#[test]
+fn an_epoch_is_begun_vouched_for_and_lost() {
+    let mut stored = None;
+    let mut beats = 0;
+    let mut beat = |quarantine: Option<u64>, vouched, clocks, incarnation: &str| {
+        beats += 1;
+        let beat = quarantine.map(|s| EpochBeat {
+            quarantine: std::time::Duration::from_secs(s),
+            vouched,
+        });
+        let fresh = || format!("epoch {beats}");
+        let e = heartbeat(&mut stored, beat, clocks, incarnation, fresh);
+        (e.id.clone(), e.born, e.quarantine.as_secs(), e.open)
+    };
+    let says = |id: &str, born, quarantine, open| (id.to_owned(), born, quarantine, open);
+    let now = (5, None);
+    assert_eq!(beat(None, None, now, "a"), says("epoch 1", 5, 0, false));
+    assert_eq!(
+        beat(Some(9), None, (6, None), "a"),
+        says("epoch 1", 5, 9, false)
+    );
+    for wrong in [("a", "epoch 2"), ("b", "epoch 1")] {
+        let said = beat(Some(3), Some(wrong), now, "a");
+        assert_eq!(said, says("epoch 1", 5, 9, false));
+    }
+    let right = Some(("a", "epoch 1"));
+    for vouched in [right, right, None] {
+        let said = beat(Some(10), vouched, now, "a");
+        assert_eq!(said, says("epoch 1", 5, 10, true));
+    }
+    // The later of both clocks.
+    let said = beat(Some(1), right, (8, Some(7)), "b");
+    assert_eq!(said, says("epoch 8", 8, 1, false));
+    let said = beat(None, None, (8, Some(9)), "c");
+    assert_eq!(said, says("epoch 9", 9, 0, false));
+}

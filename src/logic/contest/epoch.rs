@@ -196,4 +196,23 @@ mod tests {
         assert_eq!(epochs.learn(seen("b", true, 49)), EpochChange::Opened);
         assert!(!vouched(&epochs, 1, 99));
     }
+    #[test]
+    fn the_first_answer_changes_nothing_but_says_whether_to_wait() {
+        for (open, change) in [
+            (true, EpochChange::None),
+            (false, EpochChange::FirstSeenClosed),
+        ] {
+            let mut epochs = EpochWatch::default();
+            assert_eq!(epochs.learn(seen("a", open, 10)), change);
+            assert_eq!(epochs.learn(seen("a", open, 11)), EpochChange::None);
+            // The same id in another incarnation is another epoch.
+            let other = Epoch {
+                incarnation: "j".into(),
+                ..seen("a", open, 12)
+            };
+            assert_eq!(epochs.learn(other), EpochChange::Replaced);
+            let since = epochs.known().map(|e| e.first_seen);
+            assert_eq!(since, Some(Boottime(12_000_000_000)));
+        }
+    }
 }

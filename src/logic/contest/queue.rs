@@ -616,6 +616,8 @@ mod tests {
         assert_eq!(q.early, [15_000, 16_000, 19_000, 21_000].map(Occurrence));
         let p = q.next_claim(&job, 24_000, nothing).expect("one is due");
         assert_eq!(lasts(&p.missed), [14_000, 18_000, 20_000, 22_000]);
+        q.trim(&job.schedules, Occurrence(19_000));
+        assert_eq!(q.early, [21_000].map(Occurrence));
     }
 
     #[test]
@@ -849,6 +851,7 @@ mod tests {
         // An older one is not overtaken.
         let mut q = begun();
         q.push(due(scheduled(0), 0), 12_000, nothing);
+        q.push(due(scheduled(9000), 9000), 12_000, nothing);
         assert!(q.absorb(&job, &due(scheduled(10_000), 10_000)));
         // A second outage goes behind the first; an absence of all instances begins anew.
         q.overdue(segment(&job, 10_000, 20_000, false), 20_500, nothing);
@@ -893,6 +896,30 @@ mod tests {
         q.backlog.push_back(behind);
         q.compact(&job, nothing);
         assert_eq!(kept(&q), (EACH + 1, 1));
+        // It ends where that begins.
+        let mut q = long();
+        q.backlog.push_back(segment(&job, 47_000, 49_000, false));
+        q.compact(&job, nothing);
+        assert_eq!(kept(&q), (EACH / 2, 2));
+        // It is not long.
+        let mut q = long();
+        q.due.pop_back();
+        q.compact(&job, nothing);
+        assert_eq!(kept(&q), (EACH, 0));
+    }
+
+    /// A backlog that is decided has nothing to be listed.
+    #[test]
+    fn a_backlog_reaches_to_its_last_occurrence() {
+        let job = job("schedule = \"@every 1s\"");
+        let (known, last) = (|at| Occurrence(at), 3000);
+        let s = segment(&job, 0, last, true);
+        let first = [0, 2000, 2999, last].map(|at| s.first_after(known(at)).map(|at| at.0));
+        assert_eq!(first, [Some(1000), Some(last), Some(last), None]);
+        let mut q = Queue::default();
+        q.overdue(s, 4000, nothing);
+        assert!(q.clone().next_segments(known(last - 1)).is_some());
+        assert!(q.next_segments(known(last)).is_none());
     }
 
     /// A list that was made of a backlog that was begun anew meanwhile is of no use.
@@ -906,6 +933,15 @@ mod tests {
         q.overdue(segment(&job, 5000, 6000, true), 7000, nothing);
         q.unfolded(listed, 7000, nothing);
         assert!(q.due.is_empty());
+        for forget in [Queue::clear, Queue::forget_scheduled] {
+            let mut q = Queue::default();
+            q.overdue(segment(&job, 0, 3000, false), 4000, nothing);
+            let segments = q.next_segments(Occurrence(0)).expect("a backlog");
+            let listed = unfold(segments, &job, 4000, Occurrence(0));
+            forget(&mut q);
+            q.unfolded(listed, 7000, nothing);
+            assert!(q.is_empty());
+        }
         let segments = q.next_segments(Occurrence(0)).expect("a backlog");
         q.unfolded(unfold(segments, &job, 7000, Occurrence(0)), 7000, nothing);
         assert_eq!(ask_for(&mut q, &job, 7000), Some(6000));
@@ -1020,6 +1056,8 @@ mod tests {
         assert_eq!(start_by(false, 5000), 11_000);
         assert_eq!(start_by(true, 5000), NEVER);
         assert_eq!(start_by(true, 1500), 11_000);
+        assert_eq!(start_by(true, 1000 + LATE_MS), 11_000);
+        assert_eq!(start_by(true, 1001 + LATE_MS), NEVER);
         // In an outage a trigger is the first in the queue: it is not given up with the newest.
         let key = Target::Manual {
             key: "k".to_owned(),
@@ -1031,5 +1069,80 @@ mod tests {
         q.push(due(scheduled(2000), 2000), 2000, nothing);
         q.outage();
         assert_eq!(ask_for(&mut q, &job(""), 2500), Some(-1));
+    }
+    /// It may be started up to its last moment: until then it is not given up with the next one.
+    #[test]
+    fn what_can_still_be_started_is_not_folded() {
+        let mut q = queue(&[1000, 2000]);
+        assert_eq!(ask_for(&mut q, &job(""), 11_000), Some(1000));
+        assert_eq!(ask_for(&mut q, &job(""), 11_001), Some(2000));
+        // Nothing is folded before there are many.
+        let mut q = Queue::default();
+        for i in 0..=EACH as i64 {
+            assert_eq!(q.due.len() as i64, i);
+            q.push(due(scheduled(i), i), 90_000, nothing);
+        }
+        assert_eq!(q.due.len(), 1);
+    }
+
+    /// In an outage the newest is run, but none from behind a backlog.
+    #[test]
+    fn what_lies_behind_a_backlog_waits_for_it_also_in_an_outage() {
+        let job = job("schedule = \"@every 1s\"");
+        let mut q = queue(&[1000, 8000, 9000]);
+        q.backlog.push_back(segment(&job, 1000, 7000, false));
+        q.outage();
+        let p = q.next_claim(&job, 9500, nothing).expect("one is due");
+        assert_eq!((p.target, p.missed), (scheduled(1000), vec![]));
+    }
+
+    /// A later one gives it up, and it is still to be decided by itself.
+    #[test]
+    fn a_claim_does_not_give_up_its_own_target() {
+        let mut q = queue(&[4000]);
+        let mut later = due(scheduled(5000), 5000);
+        later.missed = [1000, 4000].map(|at| Missed::one(Occurrence(at))).to_vec();
+        q.push(later, 0, nothing);
+        let p = q.next_claim(&job("overlap = \"queue\""), 5000, nothing);
+        let p = p.expect("one is due");
+        assert_eq!((p.target, lasts(&p.missed)), (scheduled(4000), vec![1000]));
+    }
+
+    #[test]
+    fn what_was_overdue_may_start_as_late_as_its_jitter_says() {
+        let job = job("schedule = \"@every 10s\"\nstart_within = \"60s\"");
+        let mut s = segment(&job, 0, 10_000, true);
+        s.backlog.jitter = Duration::from_secs(5);
+        let listed = unfold((vec![s], 0), &job, 11_000, Occurrence(0));
+        let due: Vec<_> = listed
+            .due
+            .iter()
+            .map(|d| (d.start_at, d.start_by))
+            .collect();
+        assert_eq!(due, [(10_000, 75_000)]);
+        assert_eq!(listed.upto, Occurrence(10_000));
+    }
+
+    #[test]
+    fn more_records_than_that_become_one() {
+        let many = |n: i64| (1..=n).map(|at| Missed::one(Occurrence(at))).collect();
+        assert_eq!(together(many(EACH as i64)).len(), EACH);
+        let one = together(many(EACH as i64 + 1));
+        let range = one.iter().map(|m| (m.first.0, m.last.0, m.count));
+        assert_eq!(range.collect::<Vec<_>>(), [(1, 101, 101)]);
+    }
+
+    #[test]
+    fn a_trigger_that_is_decided_takes_no_other_with_it() {
+        let key = |k: &str| Target::Manual {
+            key: k.to_owned(),
+            before: None,
+        };
+        let mut q = queue(&[1000]);
+        q.push(due(key("a"), 1500), 0, nothing);
+        q.push(due(key("b"), 1600), 0, nothing);
+        q.done(&key("a"));
+        let left: Vec<i64> = q.due.iter().map(|d| d.start_at).collect();
+        assert_eq!(left, [1000, 1600]);
     }
 }

@@ -31,3 +31,33 @@ pub fn rank(
     let others = live.iter().filter(|id| *id != me && Some(*id) != without);
     others.filter(|id| weight(id) > ours).count()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Occurrence;
+
+    /// The order is the same in all versions of soloist, which may be mixed in a fleet.
+    #[test]
+    fn all_instances_agree_on_the_order() {
+        let live = ["a", "b", "c"].map(InstanceId::new);
+        let ranks = |job: &str, target: &Target, without: Option<usize>| {
+            let without = without.map(|i| &live[i]);
+            let job = JobName::new(job);
+            [0, 1, 2].map(|i| rank(&live, &live[i], &job, target, without))
+        };
+        let at = |ms| Target::Scheduled(Occurrence(ms));
+        let key = |key: &str| Target::Manual {
+            key: key.to_owned(),
+            before: None,
+        };
+        assert_eq!(ranks("draw", &at(1000), None), [1, 2, 0]);
+        assert_eq!(ranks("draw", &at(2000), None), [2, 1, 0]);
+        assert_eq!(ranks("mail", &at(1000), None), [2, 1, 0]);
+        assert_eq!(ranks("draw", &key("k"), None), [2, 1, 0]);
+        // Those behind the one that is left out move up.
+        assert_eq!(ranks("draw", &at(1000), Some(0)), [1, 1, 0]);
+        assert_eq!(ranks("draw", &at(1000), Some(1)), [1, 2, 0]);
+        assert_eq!(ranks("draw", &at(1000), Some(2)), [0, 1, 0]);
+    }
+}

@@ -412,6 +412,10 @@ fn a_contest_waits_for_the_settlement_of_its_own_instances_run() {
         )
     };
     assert!(asked(&mut job), "while it runs the store decides");
+    match look(&mut job, scheduled(NOON), None, Slot::Needless, true) {
+        Step::Ask(claim) => assert_eq!(claim.holds, [run]),
+        other => panic!("{other:?}"),
+    }
     job.account.run_is_over(run);
     assert!(!asked(&mut job));
     job.run_has_ended(run);
@@ -478,8 +482,10 @@ fn an_answer_that_ends_a_claim_leaves_nothing_unanswered() {
         let step = look(&mut job, scheduled(NOON), None, Slot::Needless, true);
         assert!(matches!(step, Step::Ask(_)), "{step:?}");
         assert!(job.account.has_unanswered_claims());
+        assert_eq!(job.newest(), Occurrence(NOON - 2000));
         told(&mut job, scheduled(NOON), answer.clone());
         assert!(!job.account.has_unanswered_claims(), "{answer:?}");
+        assert_eq!(job.newest(), Occurrence(NOON), "{answer:?}");
     }
 }
 
@@ -879,6 +885,11 @@ fn an_occurrence_that_is_early_by_far_is_planned_anew() {
 #[test]
 fn a_contest_says_what_it_waits_for() {
     let turn = |rank| Contest::new(scheduled(NOON), rank).1;
+    assert!(matches!(turn(0), Step::Look));
+    for (rank, ms) in [(1, 3), (2, 6), (15, 45), (99, 45)] {
+        let wait = Duration::from_millis(ms);
+        assert!(matches!(turn(rank), Step::Pause(first, _) if first == wait));
+    }
     // The turns of others are over in no time.
     assert!(matches!(turn(1), Step::Pause(_, None)));
     let after = |answer: Option<Answer>| {
@@ -944,7 +955,7 @@ fn a_grant_without_a_claim_starts_nothing() {
 /// The store's clock stands still or is behind, and our own says that the time of a trigger is over.
 #[test]
 fn a_trigger_whose_time_is_over_on_our_own_clock_is_too_late() {
-    for (learned, too_late) in [(0, Some(claim::TOO_LATE)), (1_000_000_000, None)] {
+    for (learned, too_late) in [(0, Some(claim::TOO_LATE)), (1, None), (1_000_000_000, None)] {
         let mut job = registered();
         let within = job.definition.start_within + START_MARGIN;
         let due = job.triggered("k", NOON, Boottime(learned));
@@ -995,7 +1006,543 @@ fn a_wait_ends_with_the_last_moment_for_a_start_and_not_before_now() {
     assert_eq!(wait(NOON - 1), 1000);
 }
 
+/// How long a contest waits after `answer`; None: it does not wait.
+fn waits(job: &mut JobState, ask: Ask, answer: Answer, lapsed: bool) -> Option<Duration> {
+    let info = AnswerInfo {
+        expires_in: Duration::from_millis(70),
+        ..answer_at(NOON)
+    };
+    let step = seeing(Subject::Here(job), None, |v| {
+        v.lapsed = lapsed.then(|| Observed {
+            run: RunId(uuid::Uuid::nil()),
+            seq: 0,
+            incarnation: "i".to_owned(),
+        });
+        Contest::new(ask, 0)
+            .0
+            .answered(answer, info, v, &mut vec![])
+    });
+    match step {
+        Step::Rest(wait, _) => Some(wait),
+        _ => None,
+    }
+}
+
+/// For a proof that a holder lives a contest looks soon after its next renewal; for a clock or a pause it waits as long
+/// as the answer says, within limits.
+#[test]
+fn an_answer_says_when_to_ask_again() {
+    let us = Duration::from_micros;
+    let blocked = |lease| {
+        let mut open = running(NOON);
+        open.run.lease = lease;
+        Answer::Blocked(open)
+    };
+    let manual = |before: Option<i64>| Ask {
+        target: Target::Manual {
+            key: "k".to_owned(),
+            before: before.map(Occurrence),
+        },
+        ..scheduled(NOON)
+    };
+    let again = || Ask::next_attempt(Occurrence(NOON));
+    let soon = |ask: Ask| Ask {
+        start_by: NOON + 10,
+        ..ask
+    };
+    let early = |wait_us| Answer::Early { wait_us };
+    let later = |wait_ms| Answer::Later { wait_ms };
+    for (ask, answer, wait) in [
+        (scheduled(NOON), blocked(500), us(50_000)),
+        (scheduled(NOON), blocked(5000), us(70_000)),
+        (soon(scheduled(NOON)), blocked(5000), us(11_000)),
+        (scheduled(NOON), early(3000), us(3000)),
+        (scheduled(NOON), early(10), us(50)),
+        // It is planned anew from there on.
+        (scheduled(NOON), early(1_000_000), us(1_000_000)),
+        (again(), early(9_000_000), us(5_000_000)),
+        (manual(None), early(10), us(50)),
+        (manual(None), early(700_000), us(700_000)),
+        (manual(None), early(9_000_000), us(1_000_000)),
+        (manual(Some(NOON + 1)), early(700_000), us(700_000)),
+        (manual(Some(NOON)), early(700_000), us(20_000)),
+        (again(), later(0), us(1000)),
+        (again(), later(500), us(500_000)),
+        (again(), later(60_000), us(30_000_000)),
+        (soon(again()), later(500), us(11_000)),
+        (scheduled(NOON), Answer::InDoubt, us(20_000)),
+    ] {
+        let text = format!("{ask:?} {answer:?}");
+        let mut job = registered();
+        assert_eq!(waits(&mut job, ask, answer, false), Some(wait), "{text}");
+    }
+    let mut job = registered();
+    assert_eq!(
+        waits(&mut job, scheduled(NOON), early(1_000_001), false),
+        None
+    );
+    // Others have decided past what a trigger would take: the store is asked what.
+    let mut job = registered();
+    let _ = waits(&mut job, manual(Some(NOON + 1)), early(1000), false);
+    assert!(job.is_registered());
+    let _ = waits(&mut job, manual(Some(NOON)), early(1000), false);
+    assert!(!job.is_registered() && job.may_be_claimed());
+}
+
+fn due(target: Target, at: i64) -> Due {
+    Due {
+        job: JobName::new("draw"),
+        target,
+        start_at: at,
+        start_by: at + 60_000,
+        overdue: false,
+        missed: vec![],
+    }
+}
+
+fn at(at: i64) -> Target {
+    Target::Scheduled(Occurrence(at))
+}
+
+fn trigger(key: &str) -> Target {
+    Target::Manual {
+        key: key.to_owned(),
+        before: None,
+    }
+}
+
+fn next_target(job: &mut JobState, now: i64) -> Option<Target> {
+    match job.next(now) {
+        Next::Ask(ask) => Some(ask.target),
+        _ => None,
+    }
+}
+
+/// Its holder is dead, and what waited behind it was overdue: the newest is run.
+#[test]
+fn what_waited_behind_a_dead_run_was_held_up() {
+    for (lapsed, first) in [(false, NOON), (true, NOON + 2000)] {
+        let mut job = registered();
+        for n in [NOON, NOON + 2000] {
+            assert!(job.due(due(at(n), n), n));
+        }
+        let blocked = Answer::Blocked(running(NOON - 2000));
+        let wait = waits(&mut job, scheduled(NOON), blocked, lapsed);
+        let ms = if lapsed { 1 } else { 70 };
+        assert_eq!(wait, Some(Duration::from_millis(ms)));
+        assert_eq!(next_target(&mut job, NOON + 2500), Some(at(first)));
+    }
+}
+
+/// A lease that was seen unchanged for its length is no answer: the claim is sent again, with the proof.
+#[test]
+fn a_run_that_is_proved_dead_is_claimed_again() {
+    let mut job = registered();
+    let step = seeing(Subject::Here(&mut job), None, |v| {
+        let mut contest = Contest::new(scheduled(NOON), 0).0;
+        let _ = contest.look(v, &mut vec![]);
+        let info = AnswerInfo {
+            lapsed: true,
+            ..answer_at(NOON)
+        };
+        contest.answered(Answer::Running(running(NOON)), info, v, &mut vec![])
+    });
+    assert!(matches!(step, Step::Look), "{step:?}");
+    assert!(job.account.has_unanswered_claims());
+    assert_eq!(job.newest(), Occurrence(NOON - 2000));
+}
+
+#[test]
+fn what_ran_early_holds_up_no_claim() {
+    let mut job = registered();
+    assert!(job.due(due(at(NOON), NOON), NOON));
+    let asks = |job: &mut JobState| {
+        let step = look(job, scheduled(NOON + 2000), None, Slot::Needless, true);
+        matches!(step, Step::Ask(_))
+    };
+    assert!(!asks(&mut job));
+    let behind = Answer::Behind {
+        newest: Occurrence(NOON - 2000),
+        early: vec![Occurrence(NOON)],
+    };
+    told(&mut job, scheduled(NOON + 4000), behind);
+    assert!(asks(&mut job));
+}
+
+/// Nothing is claimed before the store knows the job, or after it has lost it.
+#[test]
+fn a_job_is_claimed_while_the_store_knows_it() {
+    let asks = |job: &mut JobState| {
+        let step = look(job, scheduled(NOON), None, Slot::Needless, true);
+        matches!(step, Step::Ask(_))
+    };
+    assert!(!asks(&mut JobState::new(job(""), Account::default())));
+    for answer in [Answer::Quarantined, Answer::Absent] {
+        let mut job = registered();
+        let before = job.changes().to_register;
+        told(&mut job, scheduled(NOON), answer);
+        assert!(!job.may_be_claimed());
+        assert_eq!(job.changes().to_register, before + 1);
+    }
+}
+
+/// The history says whether the clock was in doubt at the last moment for a start, of what was to be started.
+#[test]
+fn what_is_too_late_in_doubt_says_so() {
+    let ms = |n: u64| Boottime(n * 1_000_000);
+    // The clock jumps at `from`; half a second before the look it was noon.
+    let doubts = |from: u64| {
+        let mut belief = Belief::default();
+        belief.sample(Estimate::new(NOON * 1000 - 500_000, ms(0), ms(0)));
+        let jump = (NOON + 3_600_000) * 1000;
+        belief.sample(Estimate::new(jump, ms(from), ms(from)));
+        belief
+    };
+    for (from, start_by, asked) in [
+        (900, NOON + 450, claim::PASSED_IN_DOUBT),
+        (900, NOON + 300, NOON + 300),
+        // There is time left.
+        (900, NOON + 490, NOON + 490),
+        (0, claim::NEVER, claim::NEVER),
+    ] {
+        let mut job = registered();
+        let ask = Ask {
+            start_by,
+            ..scheduled(NOON)
+        };
+        seeing_by(
+            &doubts(from),
+            Subject::Here(&mut job),
+            None,
+            |v| match Contest::new(ask, 0).0.look(v, &mut vec![]) {
+                Step::Ask(claim) => assert_eq!(claim.start_by, asked, "{from} {start_by}"),
+                other => panic!("{other:?}"),
+            },
+        );
+    }
+}
+
 // ---- one job ----
+
+/// By a wrong clock the queue was filled: its occurrences are planned anew, and its triggers stay.
+#[test]
+fn what_is_planned_anew_leaves_the_queue() {
+    let mut job = registered();
+    let far = NOON + 3_600_000;
+    assert!(job.due(due(at(far), far), far));
+    let early = Answer::Early { wait_us: 9_000_000 };
+    told(&mut job, scheduled(far), early.clone());
+    assert!(!job.may_be_claimed());
+    assert!(matches!(job.next(NOON), Next::Idle));
+    assert!(job.due(due(trigger("k"), NOON), NOON));
+    told(&mut job, scheduled(far), early);
+    assert!(matches!(job.next(NOON), Next::Wait));
+}
+
+/// What was not claimed for want of a registration was held up: the newest is run.
+#[test]
+fn what_waits_for_a_registration_was_held_up() {
+    let mut job = registered();
+    for n in [NOON, NOON + 2000] {
+        assert!(job.due(due(at(n), n), n));
+    }
+    job.lost();
+    assert!(matches!(job.next(NOON + 2500), Next::Wait));
+    let definition = job.definition.clone();
+    let state = State {
+        newest: NOON - 2000,
+        ..State::default()
+    };
+    assert!(
+        job.registered(&definition, &state, &epoch("1"), NOON)
+            .is_some()
+    );
+    assert_eq!(next_target(&mut job, NOON + 2500), Some(at(NOON + 2000)));
+}
+
+/// What the store has may be old, lost, or nothing that counts any more; a later word takes an earlier one no further.
+#[test]
+fn a_standing_keeps_what_it_needs() {
+    let now = Boottime(9_000_000_000);
+    let waits = |job: &JobState| job.register_in(&epoch("1"), now).map(|wait| wait.as_secs());
+    let says = |job: &JobState| (job.may_be_claimed(), job.is_registered(), waits(job));
+    let mut job = registered();
+    assert_eq!(says(&job), (true, true, None));
+    job.stale();
+    assert_eq!(says(&job), (true, false, Some(0)));
+    assert!(job.refused(now));
+    assert!(job.is_troubled());
+    job.stale();
+    assert_eq!(says(&job), (true, false, Some(5)));
+    job.lost();
+    assert_eq!(says(&job), (false, false, Some(5)));
+    job.stale();
+    assert_eq!(says(&job), (false, false, Some(5)));
+    job.look_anew();
+    job.lost();
+    assert_eq!(says(&job), (false, false, Some(5)));
+    job.resync();
+    assert_eq!(says(&job), (false, false, Some(5)));
+    let definition = job.definition.clone();
+    let state = State {
+        newest: NOON + 2000,
+        ..State::default()
+    };
+    // It was new for this instance, so what is overdue was looked at.
+    let follows = job.registered(&definition, &state, &epoch("1"), NOON + 2500);
+    let plan_after = follows.and_then(|follows| follows.plan_after);
+    assert_eq!(plan_after, Some(Occurrence(NOON + 2500)));
+    assert_eq!(says(&job), (true, true, None));
+    assert!(!job.is_troubled());
+    // After a loss it is not new.
+    job.lost();
+    let follows = job.registered(&definition, &state, &epoch("1"), NOON + 2500);
+    assert_eq!(follows.map(|follows| follows.plan_after), Some(None));
+    job.resync();
+    assert_eq!(says(&job), (true, false, Some(0)));
+}
+
+/// Tasks that wait for a job look at these counters.
+#[test]
+fn whoever_waits_for_a_job_is_woken() {
+    let mut job = registered();
+    let definition = job.definition.clone();
+    let mut grew = |what: &str, changed: bool, to_register: bool, f: &dyn Fn(&mut JobState)| {
+        let before = job.changes();
+        f(&mut job);
+        let after = job.changes();
+        assert_eq!(after.changed, before.changed + u64::from(changed), "{what}");
+        let more = u64::from(to_register);
+        assert_eq!(after.to_register, before.to_register + more, "{what}");
+    };
+    grew("elsewhere", true, false, &|job| job.ended_elsewhere());
+    let run = RunId(uuid::Uuid::max());
+    grew("here", true, false, &|job| job.run_has_ended(run));
+    grew("stale", false, true, &|job| job.stale());
+    grew("lost", false, true, &|job| job.lost());
+    grew("anew", true, true, &|job| job.look_anew());
+    grew("resync", false, true, &|job| job.resync());
+    let other = job_of("schedule = \"@every 4s\"");
+    grew("redefined", true, true, &|job| {
+        job.redefine(other.clone(), None);
+    });
+    grew("back", true, true, &|job| {
+        job.redefine(definition.clone(), None);
+    });
+    grew("registered", true, false, &|job| {
+        let _ = job.registered(&definition, &State::default(), &epoch("1"), NOON);
+    });
+}
+
+/// What came due while no instance was running is in the queue after the registration, without what waits for its
+/// jitter.
+#[test]
+fn what_is_overdue_at_the_start_is_caught_up() {
+    let begins = |lines: &str, newest: i64| {
+        let definition = job_of(&format!("schedule = \"@every 60s\"\n{lines}"));
+        let mut job = JobState::new(definition.clone(), Account::default());
+        let state = State {
+            newest,
+            ..State::default()
+        };
+        let follows = job.registered(&definition, &state, &epoch("1"), NOON + 500);
+        let follows = follows.expect("its definition");
+        let both = |(from, to): (Occurrence, Occurrence)| (from.0 - NOON, to.0 - NOON);
+        let listed = matches!(job.next(NOON + 500), Next::Unfold(..));
+        let catch_up = follows.catch_up.map(both);
+        assert_eq!(catch_up.is_some(), listed);
+        (catch_up, follows.plan_after.map(|after| after.0 - NOON))
+    };
+    let minute = 60_000;
+    assert_eq!(begins("", NOON - minute), (Some((-minute, 500)), Some(500)));
+    assert_eq!(begins("", NOON), (None, Some(500)));
+    let off = "enabled = false";
+    assert_eq!(begins(off, NOON - minute), (None, Some(500)));
+    // The occurrence of noon is not overdue before its jitter is over.
+    let jitter = "jitter = \"500ms\"";
+    assert_eq!(begins(jitter, NOON - minute), (Some((-minute, 0)), Some(0)));
+    let jitter = "jitter = \"501ms\"";
+    assert_eq!(begins(jitter, NOON - minute), (None, Some(-1)));
+    // Nor is anything planned again that is decided.
+    assert_eq!(begins(jitter, NOON), (None, Some(0)));
+}
+
+/// The store's state of a job: what this instance has to do about each of its entries.
+#[test]
+fn each_open_occurrence_is_watched_asked_for_or_ours() {
+    let mut job = registered();
+    let id = |n: u128| RunId(uuid::Uuid::from_u128(n));
+    let open = |n: u128, awaited: bool| {
+        let occurrence = NOON + n as i64 * 2000;
+        let mut open = running(occurrence);
+        open.run.id = id(n);
+        open.next_attempt = awaited.then_some(claim::NextAttempt {
+            at: occurrence,
+            trigger: Trigger::Retry,
+        });
+        open
+    };
+    // 1 goes on here; 2 elsewhere; 3 has had its run here, and waits for another attempt; 4 is ours, and its grant was
+    // not heard of.
+    assert!(
+        job.account
+            .begin(&TargetId::Scheduled(Occurrence(0)), id(1))
+    );
+    assert!(
+        job.account
+            .begin(&TargetId::Scheduled(Occurrence(0)), id(3))
+    );
+    let definition = job.definition.clone();
+    let mut asks = |n: u128| {
+        let target = TargetId::Scheduled(Occurrence(NOON + n as i64 * 2000));
+        job.account.ask(target, &definition, || id(n));
+    };
+    // 5 is decided, and not by a grant of ours; 6 is, and its next attempt is awaited; 7 is not decided.
+    [4, 5, 6, 7].into_iter().for_each(&mut asks);
+    let sixth = Occurrence(NOON + 12_000);
+    assert!(job.await_next_attempt(sixth) && !job.await_next_attempt(sixth));
+    let state = State {
+        newest: NOON + 12_000,
+        open: vec![
+            open(1, false),
+            open(2, false),
+            open(3, true),
+            open(4, false),
+        ],
+        triggers: vec![claim::Pending {
+            key: "k".to_owned(),
+            at: NOON - 1,
+        }],
+        ..State::default()
+    };
+    let follows = job.registered(&definition, &state, &epoch("1"), NOON + 12_000);
+    let follows = follows.expect("its definition");
+    let nth = |at: Occurrence| (at.0 - NOON) / 2000;
+    let watched: Vec<_> = follows
+        .watch
+        .iter()
+        .map(|o| nth(o.run.occurrence))
+        .collect();
+    assert_eq!(watched, [2, 3, 4]);
+    let again: Vec<_> = follows.ask_again.iter().map(|at| nth(*at)).collect();
+    assert_eq!(again, [4, 3]);
+    assert_eq!(follows.triggers, state.triggers);
+    let left = job.unanswered();
+    let left: Vec<_> = left.iter().map(|ask| ask.target.clone()).collect();
+    assert_eq!(left, [4, 6, 7].map(|n| at(NOON + n * 2000)));
+    assert!(job.awaits(sixth));
+    job.awaits_no_longer(sixth);
+    assert!(!job.awaits(sixth));
+}
+
+#[test]
+fn a_longer_lease_of_another_instance_lengthens_the_quarantine() {
+    let mut job = registered();
+    let own = job.quarantine();
+    let mut open = running(NOON);
+    open.run.lease = 1000;
+    assert_eq!(job.note_lease(&open), own);
+    open.run.lease = 60_000;
+    let longer = job.note_lease(&open);
+    assert!(longer > Duration::from_secs(60), "{longer:?}");
+    assert_eq!(job.quarantine(), longer);
+    open.run.lease = 1000;
+    assert_eq!(job.note_lease(&open), longer);
+}
+
+/// One that has not had the job all the time lets the others go first.
+#[test]
+fn who_may_know_less_adopts_a_job_later() {
+    let now = Boottime(9_000_000_000);
+    let opened = Epoch {
+        open_seen: Some(now),
+        others_know: true,
+        ..epoch("1")
+    };
+    let new = JobState::new(job(""), Account::default());
+    assert_eq!(new.adoptable_in(&opened, now), Duration::from_secs(2));
+    assert_eq!(registered().adoptable_in(&opened, now), Duration::ZERO);
+}
+
+/// What was lost is one range, from after what is known of to the loss; of a job that nobody knew, nothing was.
+#[test]
+fn what_was_lost_is_counted_from_what_is_known() {
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    let lost = |state: &JobState, older: Option<&State>| {
+        let ask = state.registration(&me, &epoch("2"));
+        let ask = JobState::adoption(&state.definition, ask, &epoch("2"), NOON, older);
+        let ranges = ask.lost.iter();
+        let ranges = ranges.map(|l| (l.first.0 - NOON, l.last.0 - NOON, l.count));
+        (ask.counted_from, ranges.collect::<Vec<_>>())
+    };
+    let older = |newest, since| State {
+        newest,
+        since,
+        ..State::default()
+    };
+    let new = JobState::new(job(""), Account::default());
+    assert_eq!(lost(&new, None), (0, vec![]));
+    let from = NOON - 10_000;
+    let five = (from, vec![(-8000, 0, 5)]);
+    assert_eq!(lost(&new, Some(&older(from, 0))), five);
+    assert_eq!(lost(&new, Some(&older(0, from))), five);
+    assert_eq!(lost(&new, Some(&older(NOON, 0))), (NOON, vec![]));
+    let one = (NOON - 2000, vec![(0, 0, 1)]);
+    assert_eq!(lost(&registered(), Some(&older(from, 0))), one);
+    assert_eq!(lost(&registered(), None), one);
+}
+
+#[test]
+fn a_small_step_of_the_clock_is_no_future_and_a_short_delay_no_outage() {
+    let slack = crate::logic::belief::SLACK.as_millis() as i64;
+    let job = registered();
+    let newest = NOON - 2000;
+    assert!(!job.ahead(Occurrence(newest - slack)));
+    assert!(job.ahead(Occurrence(newest - slack - 1)));
+    for (late, first) in [(3000, NOON), (3001, NOON + 2000)] {
+        let mut job = registered();
+        assert!(job.due(due(at(NOON), NOON), NOON));
+        let next = NOON + 2000;
+        assert!(job.due(due(at(next), next), next + late));
+        assert_eq!(next_target(&mut job, next + late), Some(at(first)));
+    }
+}
+
+/// Its trouble is over with the first claim that works, and a trigger that is decided waits no more.
+#[test]
+fn a_claim_that_has_an_end_ends_what_was_noted() {
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    };
+    for (end, over) in [
+        (ContestEnd::Settled, true),
+        (ContestEnd::Recorded(Outcome::Missed), true),
+        (ContestEnd::Undecided, false),
+        (ContestEnd::Behind, false),
+    ] {
+        let mut job = registered();
+        let trigger = job.triggered("k", NOON, Boottime(1));
+        let target = trigger.target.clone();
+        assert!(job.due(trigger, NOON));
+        assert!(job.refused(Boottime(1)));
+        job.ended(&target, &end, false);
+        assert_eq!(job.is_troubled(), !over, "{end:?}");
+        let waiting = job.registration(&me, &epoch("2")).remembered.triggers;
+        assert_eq!(waiting.is_empty(), over, "{end:?}");
+    }
+    // What an instance leaves to others when it drains is theirs.
+    let mut job = registered();
+    let trigger = job.triggered("k", NOON, Boottime(1));
+    let target = trigger.target.clone();
+    assert!(job.due(trigger, NOON));
+    job.ended(&target, &ContestEnd::Draining, true);
+    let waiting = job.registration(&me, &epoch("2")).remembered.triggers;
+    assert_eq!(waiting, []);
+}
 
 #[test]
 fn the_end_of_a_run_that_is_not_here_changes_nothing() {
