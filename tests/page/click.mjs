@@ -273,13 +273,31 @@ async function storeAway() {
   down();
   saw(`the store away: “${await until('the alert', () =>
     document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);
-  await go('#/job/quick');
+  await go('#/job/talks');
   const said = await until('what is said of its runs', () => /nobody can say what ran|nothing (ran )?yet/i.exec(
     document.querySelector('main').textContent)?.[0]);
   if (/nothing/i.test(said)) troubles.push('without the store, a job that ran counts as one that did not');
   up();
   await until('the alert to go', () => !document.querySelector('.banner'));
+  await until('its history, without a click', () => document.querySelector('.hist tbody tr'));
   saw('the store is back, without loading the page again');
+}
+
+/** A history that cannot be had for a while: what was known of it stays. */
+async function historyRefused() {
+  await go('#/job/quick');
+  await until('its charts', () => document.querySelector('.plot canvas'));
+  await page.evaluate(() => {
+    const real = window.fetch;
+    window.answers = () => { window.fetch = real; };
+    window.fetch = (to, init) => (/\/runs\?/.test(to) ? Promise.resolve(new Response('{"detail": "not now"}',
+      { status: 503 })) : real(to, init));
+  });
+  await until('the refusal', () => document.querySelector('main [role=alert]')?.textContent.includes('not now'));
+  if (!await page.$('.plot canvas')) throw new Error('the charts of a job go when its history cannot be had');
+  await page.evaluate(() => window.answers());
+  await until('the history', () => !document.querySelector('main [role=alert]'));
+  saw('charts stay while the history cannot be had');
 }
 
 async function takeover() {
@@ -566,7 +584,7 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
-    readers, twoVersions, unseen, storeAway, takeover, lostInstance];
+    readers, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance];
   for (const step of steps) await step();
   const findings = await looks();
   saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);

@@ -266,7 +266,7 @@ function useHistory(name, job, round) {
       if (!cursor) break;
     }
     return { runs, next: cursor };
-  }, [name, round, pages]);
+  }, [name], [round, pages]);
   const items = useMemo(() => {
     const open = job?.running || [];
     const mine = new Set(open.map((r) => r.run_id));
@@ -286,7 +286,7 @@ export function Job({ arg: name, query }) {
   useTopics('jobs', 'link', 'session');
   const live = known.jobs.get(name);
   const round = useRound(live);
-  const detail = useLoaded((signal) => ask(`jobs/${enc(name)}`, { signal }), [name, live?.next, live?.schedule.join(),
+  const detail = useLoaded((signal) => ask(`jobs/${enc(name)}`, { signal }), [name], [live?.next, live?.schedule.join(),
     live?.other_definition]);
   const job = live || detail.data;
   const history = useHistory(name, job, round);

@@ -161,7 +161,7 @@ function Resources({ run, items }) {
 export function Occurrence({ job, at, items, round }) {
   useTopics('link');
   const iso = new Date(at).toISOString();
-  const why = useLoaded((signal) => ask(`jobs/${enc(job.job)}/why/${at}`, { signal }), [job.job, at, round]);
+  const why = useLoaded((signal) => ask(`jobs/${enc(job.job)}/why/${at}`, { signal }), [job.job, at], [round]);
   // Instances write their decisions down a little after they act on them.
   const soon = why.data && !why.data.decisions.some((d) => d.decision === 'won') && Math.abs(now() - at) < 60_000;
   useEffect(() => {

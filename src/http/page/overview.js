@@ -70,8 +70,7 @@ function useRun(job, id) {
   const { data } = useLoaded(async (signal) => {
     if (!id) return null;
     if (!runs.has(id)) {
-      runs.set(id, await ask(`runs/${encodeURIComponent(id)}?job=${encodeURIComponent(job)}`, { signal }).catch(() =>
-        null));
+      runs.set(id, await ask(`runs/${encodeURIComponent(id)}?job=${encodeURIComponent(job)}`, { signal }));
     }
     return runs.get(id);
   }, [job, id]);

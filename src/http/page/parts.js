@@ -228,20 +228,36 @@ export class Memo extends Component {
   }
 }
 
-/** Calls `load` again when `keys` change. Gives `{ data, error, again }`; old data stay until the new are here. */
-export function useLoaded(load, keys) {
-  const [state, set] = useState({ data: null, error: null, of: null });
+/** So long it waits to ask again after the first failure, twice as long after the next one, and so on; ms. */
+const AGAIN_MS = 1000;
+const AGAIN_MOST_MS = 30_000;
+
+/**
+ * Calls `load` again when `of` or `moment` change. Gives `{ data, error, again }`; old data stay until the new are here,
+ * and if these cannot be had, as long as they are of the same `of`. What the instance or the store did not answer is
+ * asked for again by itself, once both are there.
+ */
+export function useLoaded(load, of, moment = []) {
+  useTopics('link');
+  const [state, set] = useState({ data: null, error: null, of: null, failures: 0 });
   const [round, again] = useState(0);
-  const of = keys.join('\u0000');
+  const key = of.join('\u0000');
   useEffect(() => {
     const stop = new AbortController();
     load(stop.signal).then(
-      (data) => !stop.signal.aborted && set({ data, error: null, of }),
-      (error) => !stop.signal.aborted && set((was) => ({ data: was.of === of ? was.data : null, error, of })),
+      (data) => !stop.signal.aborted && set({ data, error: null, of: key, failures: 0 }),
+      (error) => !stop.signal.aborted && set((was) => ({ data: was.of === key ? was.data : null, error, of: key,
+        failures: was.failures + 1 })),
     );
     return () => stop.abort();
-  }, [of, round]);
-  return { ...state, again: () => again((n) => n + 1), fresh: state.of === of };
+  }, [key, moment.join('\u0000'), round]);
+  const waits = live() && state.error && !(state.error.status < 500);
+  useEffect(() => {
+    if (!waits) return undefined;
+    const timer = setTimeout(() => again((n) => n + 1), Math.min(AGAIN_MOST_MS, AGAIN_MS * 2 ** (state.failures - 1)));
+    return () => clearTimeout(timer);
+  }, [waits, state.failures]);
+  return { ...state, again: () => again((n) => n + 1) };
 }
 
 export const Failed = ({ error, again }) => html`<p class="note" role="alert"><${Icon} k="failed" />
