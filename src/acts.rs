@@ -122,8 +122,8 @@ pub(crate) struct Triggered {
 /// # Errors
 /// What is wrong with it.
 pub(crate) fn key(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.len() > 200 || text.chars().any(char::is_control) {
-        return Err("use 1 to 200 bytes, without control characters".to_owned());
+    if text.is_empty() || text.chars().count() > 200 || text.chars().any(char::is_control) {
+        return Err("use 1 to 200 characters, without control characters".to_owned());
     }
     if text.starts_with(OWN_KEY) {
         return Err(format!(

@@ -1,7 +1,7 @@
 //! Text from elsewhere, made safe for a terminal or a text log: what a store, a command, a file or the environment says
 //! must not move the cursor, hide or reorder what stands beside it, or look like a line of its own.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, ops::RangeInclusive};
 
 /// What a terminal may take for a command, or what changes how the text around it is read.
 pub(crate) fn acts(c: char) -> bool {
@@ -121,17 +121,24 @@ impl Stream {
     }
 }
 
+/// The instants, in Unix milliseconds, that can be asked for: from the year 1, because RFC 3339 knows none before the
+/// year 0, to the last one that jiff makes of milliseconds.
+pub(crate) const INSTANTS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_207_200_000;
+
 /// Parses RFC 3339 or Unix milliseconds; returns Unix milliseconds, rounded down.
 pub(crate) fn instant(text: &str) -> Result<i64, String> {
     const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
-    if let Ok(ms) = text.parse::<i64>() {
-        return match jiff::Timestamp::from_millisecond(ms) {
-            Ok(_) => Ok(ms),
-            Err(_) => Err(format!("out of range; {WANT}")),
-        };
+    let ms = match text.parse() {
+        Ok(ms) => ms,
+        Err(_) => {
+            let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
+            t.as_nanosecond().div_euclid(1_000_000) as i64
+        }
+    };
+    match INSTANTS.contains(&ms) {
+        true => Ok(ms),
+        false => Err(format!("out of range; {WANT}")),
     }
-    let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
-    Ok(t.as_nanosecond().div_euclid(1_000_000) as i64)
 }
 
 #[cfg(test)]

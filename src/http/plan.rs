@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::{
     App,
     api::{Args, json, named},
+    openapi,
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -131,8 +132,8 @@ fn told_apart(
     path = "/api/v1/plan",
     tag = "plan",
     params(
-        ("from" = Option<String>, Query, format = DateTime, description = "also as Unix milliseconds; default now"),
-        ("to" = Option<String>, Query, format = DateTime, description = "the same; default a day later"),
+        ("from" = Option<openapi::Instant>, Query, description = "default now"),
+        ("to" = Option<openapi::Instant>, Query, description = "default a day later"),
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 10_000, description = "how many; default 1000"),
         ("per_job" = Option<usize>, Query, minimum = 1, maximum = 10_000,
@@ -225,17 +226,20 @@ struct Minute {
     tag = "plan",
     params(
         ("day" = Option<String>, Query, format = Date, description = "default today"),
-        ("tz" = Option<String>, Query, description = "the time zone of the day, by its IANA name; default UTC"),
+        ("tz" = Option<String>, Query, min_length = 1, pattern = "^[A-Za-z0-9_+/-]+$",
+            description = "the time zone of the day, by its IANA name; default UTC"),
     ),
     responses(
         (status = 200, description = "the minutes of the day", body = Load),
+        (status = 400, description = "a problem; also if this instance's host does not know the time zone", body = ProblemView,
+            content_type = "application/problem+json"),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn load(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
     let args = Args::of(&uri, &["day", "tz"], &[])?;
     let now = app.board.read().clock().now;
-    let zone = args.text("tz").unwrap_or("UTC");
+    let zone = args.given("tz").next().unwrap_or("UTC");
     let tz = jiff::tz::TimeZone::get(zone)
         .map_err(|_| Problem::bad("`tz` must be a time zone, as Europe/Berlin"))?;
     let date = match args.given("day").next() {

@@ -12,6 +12,7 @@ use super::{
     auth::Caller,
     board::Inner,
     events::{STREAMS, Sent, sse, write_event},
+    openapi::Instant,
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -119,12 +120,12 @@ struct Runs {
     params(
         ("job" = String, Path),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "how many; default 50"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before"),
+        ("cursor" = Option<String>, Query, min_length = 1, pattern = r"^(0|-?[1-9][0-9]{0,14})(\.(0|[1-9][0-9]{0,8})){2}$",
+            description = "`next` of the page before"),
         ("outcome" = Option<Vec<Outcome>>, Query, description = "only with these outcomes, also as `failed,timed_out`"),
-        ("from" = Option<String>, Query, format = DateTime,
-            description = "only runs that end then or later, also as Unix milliseconds; one that goes on lasts until now"),
-        ("to" = Option<String>, Query, format = DateTime,
-            description = "only runs that were planned for then or earlier, also as Unix milliseconds"),
+        ("from" = Option<Instant>, Query,
+            description = "only runs that end then or later; one that goes on lasts until now"),
+        ("to" = Option<Instant>, Query, description = "only runs that were planned for then or earlier"),
         ("instance" = Option<String>, Query, description = "only those of this instance"),
     ),
     responses(
@@ -141,7 +142,7 @@ pub(super) async fn of_job(
     let args = Args::of(&uri, &["limit", "cursor", a, b, c], &["outcome"])?;
     let filter = Filter::of(&args, app.board.read().clock().now)?;
     let limit = args.number("limit", 1000)?.unwrap_or(50);
-    let after = args.text("cursor").map(Cursor::parse).transpose()?;
+    let after = args.given("cursor").next().map(Cursor::parse).transpose()?;
     let name = named(&app.board, &name)?;
     let active = active(&app.board.read(), &name);
     let ended = app.records(&name, HISTORY_KEPT).await?;
@@ -163,16 +164,17 @@ impl Cursor {
     fn parse(text: &str) -> Result<Self, Problem> {
         let mut parts = text.split('.');
         let mut next = || parts.next();
-        let read = (|| {
+        let read: Option<Self> = (|| {
             Some(Self {
                 occurrence: next()?.parse().ok()?,
                 attempt: next()?.parse().ok()?,
                 nth: next()?.parse().ok()?,
             })
         })();
-        match (read, parts.next()) {
-            (Some(cursor), None) => Ok(cursor),
-            _ => Err(Problem::bad("`cursor` is not one that this server gave")
+        // Its own are written so.
+        match read.filter(|cursor| cursor.to_string() == text) {
+            Some(cursor) => Ok(cursor),
+            None => Err(Problem::bad("`cursor` is not one that this server gave")
                 .hint("begin without a cursor")),
         }
     }
@@ -244,10 +246,9 @@ struct AllRuns {
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 5000, description = "how many; default 500"),
         ("outcome" = Option<Vec<Outcome>>, Query, description = "only with these outcomes, also as `failed,timed_out`"),
-        ("from" = Option<String>, Query, format = DateTime,
-            description = "only runs that end then or later, also as Unix milliseconds; one that goes on lasts until now"),
-        ("to" = Option<String>, Query, format = DateTime,
-            description = "only runs that were planned for then or earlier, also as Unix milliseconds"),
+        ("from" = Option<Instant>, Query,
+            description = "only runs that end then or later; one that goes on lasts until now"),
+        ("to" = Option<Instant>, Query, description = "only runs that were planned for then or earlier"),
         ("instance" = Option<String>, Query, description = "only those of this instance"),
     ),
     responses(
@@ -396,7 +397,7 @@ async fn run_of(app: &App, id: &str, args: &Args) -> Result<(JobName, RunView), 
     path = "/api/v1/runs/{id}",
     operation_id = "run",
     tag = "runs",
-    params(("id" = RunId, Path), ("job" = String, Query, description = "the run's job")),
+    params(("id" = RunId, Path), ("job" = String, Query, min_length = 1, description = "the run's job")),
     responses(
         (status = 200, description = "the run", body = RunView),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
@@ -479,7 +480,7 @@ fn incomplete(bytes: &[u8]) -> usize {
     tag = "runs",
     params(
         ("id" = RunId, Path),
-        ("job" = String, Query, description = "the run's job"),
+        ("job" = String, Query, min_length = 1, description = "the run's job"),
         ("from" = Option<u64>, Query, description = "the first byte; default 0"),
         ("follow" = Option<bool>, Query, description = "events `output` with the same object, until the run ends"),
     ),
@@ -641,7 +642,7 @@ mod tests {
         sort(&mut more);
         let cursor = Cursor::parse(&first.next.expect("more")).expect("its own");
         assert_eq!(page(more, Some(cursor), 100).runs, all[2..]);
-        for text in ["", "x", "1.2", "1.2.3.4", "1.-2.3"] {
+        for text in ["", "x", "1.2", "1.2.3.4", "1.-2.3", "+1.2.3", "1.02.3"] {
             assert!(Cursor::parse(text).is_err(), "{text}");
         }
     }

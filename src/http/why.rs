@@ -7,6 +7,7 @@ use axum::{extract::State, response::Response};
 use super::{
     App,
     api::{Path, instant, json, named},
+    openapi::OccurrenceName,
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -23,7 +24,7 @@ use crate::{
     tag = "jobs",
     params(
         ("job" = String, Path),
-        ("occurrence" = String, Path, description = "RFC 3339 or Unix milliseconds; `latest`: the latest one that is due or decided"),
+        ("occurrence" = OccurrenceName, Path),
     ),
     responses(
         (status = 200, description = "what is known of it", body = WhyView),

@@ -9,7 +9,10 @@ use axum::{
     http::{StatusCode, header},
     response::Response,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::{Value, error::Category};
 use tracing::info;
 
@@ -28,7 +31,7 @@ use crate::{
     words,
 };
 
-/// The most bytes of the reason of a pause: it is part of the job's state, and of the record of each skipped
+/// The most characters of the reason of a pause: it is part of the job's state, and of the record of each skipped
 /// occurrence.
 const REASON_MOST: usize = 1000;
 
@@ -142,18 +145,25 @@ fn read<T: Said>(body: &[u8]) -> Result<T, Problem> {
 pub(super) struct TriggerRequest {
     /// A key runs the job only once within 7 days, however often it is used. Default: a new one.
     #[serde(default)]
-    #[schema(min_length = 1, max_length = 200)]
+    #[schema(
+        min_length = 1,
+        max_length = 200,
+        pattern = r"^[^~\u0000-\u001f\u007f-\u009f][^\u0000-\u001f\u007f-\u009f]*$"
+    )]
     key: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PauseRequest {
-    /// RFC 3339, a local date and time in the job's time zone, or a duration as `2h`. Default: until resumed.
+    /// RFC 3339, a local date and time in the job's time zone, or a duration as `2h`; in the future. Default: until
+    /// resumed.
     #[serde(default)]
+    #[schema(min_length = 1, pattern = "^[0-9Pp+]")]
     until: Option<String>,
     /// Shown with the job, and in the record of each skipped occurrence.
     #[serde(default)]
+    #[schema(max_length = 1000)]
     reason: Option<String>,
 }
 
@@ -161,9 +171,18 @@ pub(super) struct PauseRequest {
 #[serde(deny_unknown_fields)]
 pub(super) struct SkipRequest {
     /// How many; 0 takes an earlier request back. Default: 1.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "whole")]
     #[schema(value_type = Option<u64>, maximum = 4_294_967_295.0)]
     n: Option<u32>,
+}
+
+/// A number without a fraction is whole for JSON Schema, however it is written: `2`, `2.0`, `2e0`.
+fn whole<'de, D: Deserializer<'de>>(d: D) -> Result<Option<u32>, D::Error> {
+    let whole = |n: f64| {
+        let fits = n.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&n);
+        fits.then_some(n as u32).ok_or_else(|| D::Error::custom(""))
+    };
+    Option::<f64>::deserialize(d)?.map(whole).transpose()
 }
 
 impl Said for TriggerRequest {
@@ -338,6 +357,8 @@ pub(super) async fn trigger(
     request_body(content = PauseRequest, description = BODY),
     responses(
         (status = 200, description = "the job is paused", body = Done),
+        (status = 400, description = "a problem; also if `until` is past, or not understood", body = ProblemView,
+            content_type = "application/problem+json"),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
@@ -351,10 +372,10 @@ pub(super) async fn pause(
     if request
         .reason
         .as_ref()
-        .is_some_and(|r| r.len() > REASON_MOST)
+        .is_some_and(|r| r.chars().count() > REASON_MOST)
     {
         return Err(Problem::bad(format!(
-            "`reason` has more than {REASON_MOST} bytes"
+            "`reason` has more than {REASON_MOST} characters"
         )));
     }
     let now = app.clock().now;
@@ -413,6 +434,8 @@ pub(super) async fn resume(
     request_body(content = SkipRequest, description = BODY),
     responses(
         (status = 200, description = "so many will be skipped", body = Done),
+        (status = 409, description = "a problem; also if the job has no schedule", body = ProblemView,
+            content_type = "application/problem+json"),
         (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
@@ -426,7 +449,12 @@ pub(super) async fn skip(
     let count = request.n.unwrap_or(1);
     {
         let inner = app.board.read();
-        acts::skippable(&job, inner.configured(&job).as_deref(), count)?;
+        acts::skippable(&job, inner.configured(&job).as_deref(), count).map_err(|refusal| {
+            Problem {
+                status: StatusCode::CONFLICT,
+                ..Problem::from(refusal)
+            }
+        })?;
     }
     told(&caller, "skip occurrences of", &job);
     app.control(&job, Control::Skip { count }).await?;
@@ -593,6 +621,11 @@ mod tests {
             ),
             (
                 "{\"n\": 1.5}",
+                "`n` must be a whole number from 0 to 4294967295; ",
+            ),
+            ("{\"n\": 99124.0}", ""),
+            (
+                "{\"n\": 4294967296.0}",
                 "`n` must be a whole number from 0 to 4294967295; ",
             ),
             (

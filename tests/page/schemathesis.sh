@@ -17,7 +17,7 @@ tail -1 new >tokens
 sed 's/127.0.0.1:7878/127.0.0.1:0/' "$here/jobs.toml" >jobs.toml
 "$soloist" run >log 2>&1 &
 pid=$!
-trap 'kill $pid 2>/dev/null; sleep 1; kill -9 $pid 2>/dev/null; wait; rm -rf "$dir"' EXIT
+trap 'kill $pid 2>/dev/null; sleep 1; kill -9 $pid 2>/dev/null; wait; rm -rf "$dir" || { sleep 5; rm -rf "$dir"; }' EXIT
 trap 'exit 1' INT TERM HUP
 until url=$(sed -n 's/.*serving HTTP at \(http:[^ ]*\).*/\1/p' log) && [ -n "$url" ]; do
     kill -0 $pid || { cat log >&2; exit 1; }
@@ -25,9 +25,17 @@ until url=$(sed -n 's/.*serving HTTP at \(http:[^ ]*\).*/\1/p' log) && [ -n "$ur
 done
 "$soloist" trigger quick --wait >/dev/null
 failed=
-# Not that all that fits the document is accepted: which zones, jobs and instants there are, it cannot say.
+# Which time zones there are, and which instants are to come, the document cannot say. In sequences of requests
+# schemathesis asks for the run `None`, where the answer before has no run's id.
+cat >schemathesis.toml <<'END'
+[phases.stateful.checks.positive_data_acceptance]
+enabled = false
+[[operations]]
+include-operation-id = ["load", "pause"]
+checks.positive_data_acceptance.enabled = false
+END
 timeout 900 "$venv/bin/schemathesis" run "$url/api/v1/openapi.json" -H "Authorization: Bearer $(head -1 new)" \
-    --exclude-checks positive_data_acceptance --request-timeout 60 --no-color "$@" || failed=yes
+    --request-timeout 60 --no-color "$@" || failed=yes
 if ! kill -0 $pid || grep -q panicked log; then
     echo "the instance did not survive it:" >&2
     tail -20 log >&2

@@ -475,6 +475,7 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
             );
         }
     }
+    bodies_are_taken_as_described(&at, &document);
     let wrong = post(&at, "/api/v1/jobs/each/skip", r#"{"n": "two"}"#).of(400);
     assert_eq!(
         wrong["detail"],
@@ -484,6 +485,67 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
     assert_eq!(near["hint"], "did you mean `each`?");
     assert_eq!(get(&at, "/no/such/thing").of(404)["status"], 404);
     assert_eq!(post(&at, "/api/v1/jobs", "{}").of(405)["status"], 405);
+}
+
+/// What the schema of a body allows is taken, and nothing else.
+fn bodies_are_taken_as_described(at: &str, document: &Value) {
+    let long = |n: usize| serde_json::json!("ä".repeat(n));
+    let bodies = [
+        ("trigger", "key", long(200), 202),
+        ("trigger", "key", long(201), 400),
+        ("trigger", "key", "".into(), 400),
+        ("pause", "reason", long(1000), 200),
+        ("pause", "reason", long(1001), 400),
+        ("pause", "until", "".into(), 400),
+        ("skip", "n", 2.0.into(), 200),
+        ("skip", "n", serde_json::json!(0), 200),
+        ("resume", "n", serde_json::json!(0), 400),
+    ];
+    for (act, field, value, status) in bodies {
+        let path = format!("/api/v1/jobs/each/{act}");
+        let body = serde_json::json!({field: value});
+        post(at, &path, &body.to_string()).of(status);
+        let path = format!("/api/v1/jobs/{{job}}/{act}");
+        let content = &document["paths"][&path]["post"]["requestBody"]["content"];
+        // For JSON Schema a number without a fraction is an integer; for serde_json it is not.
+        let body = body.to_string().replace(".0}", "}");
+        let body = serde_json::from_str(&body).expect("JSON");
+        let schema = &content["application/json"]["schema"];
+        let wrong = wrong(document, schema, &body);
+        assert_eq!(wrong.is_empty(), status < 400, "{body}: {wrong:?}");
+    }
+    // What the patterns of the document say.
+    for key in ["~mine", "a\\u0007b", "\\u0085"] {
+        let body = format!("{{\"key\": \"{key}\"}}");
+        post(at, "/api/v1/jobs/each/trigger", &body).of(400);
+    }
+    for cursor in ["+1.1.1", "1.01.1", "1.1", "1.1.1.1"] {
+        get(at, &format!("/api/v1/jobs/each/runs?cursor={cursor}")).of(400);
+    }
+    get(at, "/api/v1/jobs/each/runs?cursor=-1.0.999999999").of(200);
+    // Whoever has no schedule cannot skip.
+    post(at, "/api/v1/jobs/long/skip", "{}").of(409);
+    for instant in ["-62135596800001", "253402207200001"] {
+        get(at, &format!("/api/v1/plan?from={instant}")).of(400);
+    }
+    for instant in [
+        "-62135596800000",
+        "-1",
+        "253402207200000",
+        "2026-11-26T11:00:00.5-01:00",
+    ] {
+        for ask in [
+            "plan?limit=1&to=",
+            "jobs/each/runs?from=",
+            "runs?to=",
+            "jobs/each/why/",
+        ] {
+            get(at, &format!("/api/v1/{ask}{instant}")).of(200);
+        }
+        let schema = serde_json::json!({"$ref": "#/components/schemas/Instant"});
+        let value = serde_json::from_str(instant).unwrap_or_else(|_| instant.into());
+        assert_eq!(wrong(document, &schema, &value), [""; 0]);
+    }
 }
 
 #[test]

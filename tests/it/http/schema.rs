@@ -89,6 +89,16 @@ fn check(document: &Value, schema: &Value, value: &Value, at: &str, found: &mut 
     if let Some(text) = value.as_str().filter(|_| kinds.contains(&"string")) {
         string(document, schema, text, at, found);
     }
+    if let Some(text) = value.as_str() {
+        let length = text.chars().count() as u64;
+        let least = schema["minLength"].as_u64().unwrap_or(0);
+        let most = schema["maxLength"].as_u64().unwrap_or(u64::MAX);
+        if !(least..=most).contains(&length) {
+            found.push(format!(
+                "{at}: has {length} characters, not {least} to {most}"
+            ));
+        }
+    }
     if let Some(allowed) = schema["enum"].as_array()
         && !allowed.contains(value)
         && !value.is_null()
@@ -168,14 +178,15 @@ fn a_value_that_is_not_as_described_is_noticed() {
     let document = serde_json::json!({"components": {"schemas": {
         "A": {"type": "object", "required": ["n"], "properties": {
             "n": {"type": "integer"}, "s": {"type": ["string", "null"]}, "e": {"type": "string", "enum": ["x"]},
-            "t": {"type": "string", "format": "date-time"}, "l": {"type": "array", "items": {"type": "boolean"}}}},
+            "t": {"type": "string", "format": "date-time"}, "l": {"type": "array", "items": {"type": "boolean"}},
+            "w": {"type": "string", "minLength": 1, "maxLength": 2}}},
         "E": {"type": "string", "enum": ["done"]},
         "B": {"allOf": [{"$ref": "#/components/schemas/A"}, {"type": "object", "properties": {"b": {"type": "number"}}}]},
     }}});
     let b = serde_json::json!({"$ref": "#/components/schemas/B"});
     let told = |text: &str| wrong(&document, &b, &serde_json::from_str(text).expect("JSON")).len();
     assert_eq!(
-        told(r#"{"n": 1, "s": null, "e": "x", "l": [true], "b": 0.5}"#),
+        told(r#"{"n": 1, "s": null, "e": "x", "l": [true], "b": 0.5, "w": "ää"}"#),
         0
     );
     for text in [
@@ -190,6 +201,8 @@ fn a_value_that_is_not_as_described_is_noticed() {
         r#"{"n": 1, "s": "01a2123f-f07e-7516-b19b-9071aae62be9"}"#,
         r#"{"n": 1, "s": "done"}"#,
         r#"{"n": 1, "l": [1]}"#,
+        r#"{"n": 1, "w": ""}"#,
+        r#"{"n": 1, "w": "abc"}"#,
         r#"{"n": 1, "b": "x"}"#,
         r#"{"n": 1, "other": 1}"#,
     ] {
