@@ -157,7 +157,7 @@ pub fn config(data: &[u8]) {
                 assert!(is_name(name.as_str()));
                 assert_eq!(job.digest, again.jobs[name].digest);
                 assert!(job.lease.trust + job.lease.kill_budget < job.lease.length);
-                view::job(job, None, NOW, INC);
+                view::job(&job.name, Some(job), None, NOW, INC);
             }
         }
         Err(report) => {
@@ -596,7 +596,7 @@ pub fn state(data: &[u8]) {
     for now in [NOW, 0, LAST_MS] {
         steps(&fields, &was, now);
         for job in SOME_JOBS.jobs.values() {
-            view::job(job, Some(&was), now, INC);
+            view::job(&job.name, Some(job), Some(&was), now, INC);
         }
     }
 }

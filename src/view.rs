@@ -522,31 +522,44 @@ pub(crate) struct PauseView {
     pub reason: Option<String>,
 }
 
-/// The view of a job at `now` (Unix ms of the store's clock); `incarnation` is that of the store.
-pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str) -> JobView {
+/// The view of a job at `now` (Unix ms of the store's clock). `job`: what the caller's configuration says of it, if it has
+/// it; `incarnation` is that of the store.
+pub(crate) fn job(
+    name: &JobName,
+    job: Option<&Job>,
+    state: Option<&State>,
+    now: i64,
+    incarnation: &str,
+) -> JobView {
     let none = State::default();
     let known = state.is_some();
     let st = state.unwrap_or(&none);
     let decided = st.newest.max(st.since);
     let ahead = decided.saturating_sub(now) > belief::SLACK.as_millis() as i64;
-    let coming = Coming::of(job, state, now);
-    let next = coming.next;
+    let coming = job.map(|job| (job, Coming::of(job, state, now)));
+    let next = coming.as_ref().and_then(|(_, coming)| coming.next);
+    let local = |o| Some(job?.schedules.first()?.local(o));
+    let passed_over = coming
+        .as_ref()
+        .and_then(|(job, coming)| coming.passed_over(job));
     let held = || st.open.iter().filter(|o| o.next_attempt.is_none());
-    let other = |definition: &str| !definition.is_empty() && definition != job.digest;
+    let other = |definition: &str| {
+        !definition.is_empty() && job.is_some_and(|job| definition != job.digest)
+    };
     JobView {
-        job: job.name.clone(),
-        description: job.description.clone(),
-        tags: job.tags.clone(),
-        schedule: job.schedule_text.clone(),
-        timezone: job.timezone.clone(),
-        enabled: job.enabled,
+        job: name.clone(),
+        description: job.and_then(|job| job.description.clone()),
+        tags: job.map_or_else(Arc::default, |job| job.tags.clone()),
+        schedule: job.map_or_else(Arc::default, |job| job.schedule_text.clone()),
+        timezone: job.map_or_else(|| "UTC".into(), |job| job.timezone.clone()),
+        enabled: job.is_none_or(|job| job.enabled),
         known,
         quarantined: known && st.incarnation != incarnation,
         newest: (st.newest > 0).then_some(Time(st.newest)),
         decided_ahead: ahead.then_some(Time(decided)),
         // With overlap = "allow" an older run may end last; then `last` is not the newest occurrence, and this stays
         // false.
-        newest_not_run: job.overlap != crate::logic::claim::Overlap::Allow
+        newest_not_run: job.is_none_or(|job| job.overlap != crate::logic::claim::Overlap::Allow)
             && st.open.is_empty()
             && st.last.as_ref().is_some_and(|l| l.occurrence.0 < st.newest),
         last: st.last.as_ref().map(|l| LastView {
@@ -559,9 +572,7 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
             finished_at: Time(l.to),
             duration_ms: l.started.map(|at| l.to.saturating_sub(at).max(0)),
         }),
-        running: held()
-            .map(|o| RunView::running(&job.name, Some(job), st, o))
-            .collect(),
+        running: held().map(|o| RunView::running(name, job, st, o)).collect(),
         awaited: st
             .open
             .iter()
@@ -575,8 +586,8 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
             })
             .collect(),
         next: next.map(Time::from),
-        next_local: next.and_then(|o| job.schedules.first().map(|s| s.local(o))),
-        passed_over: coming.passed_over(job).map(|(o, why)| PassedOverView {
+        next_local: next.and_then(local),
+        passed_over: passed_over.map(|(o, why)| PassedOverView {
             occurrence: o.into(),
             why,
         }),
@@ -585,7 +596,7 @@ pub(crate) fn job(job: &Job, state: Option<&State>, now: i64, incarnation: &str)
         triggers: st.triggers.len(),
         other_definition: other(&st.definition) || held().any(|o| other(&o.run.definition)),
         lapsed: held().any(|o| now - o.renewed_at > o.run.lease),
-        overdue: overdue(job, success(st), now),
+        overdue: job.and_then(|job| overdue(job, success(st), now)),
         unreadable: None,
     }
 }
@@ -734,7 +745,7 @@ pub(crate) fn status(
         jobs: config
             .jobs
             .values()
-            .map(|j| job(j, states.get(&j.name), now, incarnation))
+            .map(|j| job(&j.name, Some(j), states.get(&j.name), now, incarnation))
             .collect(),
         notifier_lacks: None,
     }

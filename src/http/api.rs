@@ -183,7 +183,7 @@ pub(super) fn named(board: &Board, name: &str) -> Result<JobName, Problem> {
         None => {
             let shown: String = name.chars().take(100).collect();
             let problem = Problem::missing(format!("there is no job `{shown}`"));
-            let names = inner.each().map(|(job, _)| job.name.as_str());
+            let names = inner.each().map(|job| job.view.job.as_str());
             Err(match nearest(name, names) {
                 Some(near) => problem.hint(format!("did you mean `{near}`?")),
                 None => problem.hint("`/api/v1/jobs` lists the jobs of the fleet"),

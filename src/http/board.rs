@@ -210,7 +210,8 @@ pub(super) struct Inner {
 }
 
 struct Entry {
-    definition: Arc<config::Job>,
+    /// None: only other instances have it.
+    definition: Option<Arc<config::Job>>,
     /// Without the keys of decided triggers, which may be many.
     state: Option<State>,
     /// The newest of these.
@@ -461,8 +462,8 @@ impl Board {
         };
         let is_shown = {
             let inner = self.read();
-            let shown = inner.jobs.values().filter(|e| e.job.elsewhere);
-            shown.map(|e| &e.definition.name).eq(&seen)
+            let shown = inner.jobs.iter().filter(|(_, e)| e.job.elsewhere);
+            shown.map(|(name, _)| name).eq(&seen)
         };
         match is_shown {
             true => vec![],
@@ -561,25 +562,20 @@ impl Inner {
         }
     }
 
-    pub(super) fn job(&self, name: &JobName) -> Option<(&config::Job, &Job)> {
-        self.jobs.get(name).map(|e| (&*e.definition, &e.job))
-    }
-
-    pub(super) fn definition(&self, name: &JobName) -> Option<Arc<config::Job>> {
-        self.jobs.get(name).map(|e| e.definition.clone())
+    pub(super) fn job(&self, name: &JobName) -> Option<&Job> {
+        self.jobs.get(name).map(|e| &e.job)
     }
 
     /// What this instance's configuration says of a job. None: only other instances have it.
-    pub(super) fn configured(&self, name: &JobName) -> Option<Arc<config::Job>> {
-        let e = self.jobs.get(name).filter(|e| !e.job.elsewhere);
-        e.map(|e| e.definition.clone())
+    pub(super) fn definition(&self, name: &JobName) -> Option<Arc<config::Job>> {
+        self.jobs.get(name)?.definition.clone()
     }
 
     /// What comes next of a job.
     pub(super) fn coming(&self, name: &JobName) -> Option<Coming> {
         let e = self.jobs.get(name)?;
         Some(Coming::of(
-            &e.definition,
+            e.definition.as_deref()?,
             e.state.as_ref(),
             self.clock().now,
         ))
@@ -591,8 +587,8 @@ impl Inner {
             .filter_map(|(name, e)| Some((name, e.last_success?)))
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = (&config::Job, &Job)> + Clone {
-        self.jobs.values().map(|e| (&*e.definition, &e.job))
+    pub(super) fn each(&self) -> impl Iterator<Item = &Job> + Clone {
+        self.jobs.values().map(|e| &e.job)
     }
 
     pub(super) fn pulse(&self) -> &Pulse {
@@ -738,8 +734,7 @@ impl Inner {
             if self.jobs.contains_key(&name) {
                 continue;
             }
-            let mut entry = Entry::new(&fleet::unknown(&name), now);
-            entry.job.elsewhere = true;
+            let entry = Entry::new(&name, None, now);
             self.jobs.insert(name.clone(), entry);
             new.push(name);
         }
@@ -758,7 +753,8 @@ impl Inner {
             .values()
             .filter(|job| {
                 let known = self.jobs.get(&job.name);
-                known.is_none_or(|e| !Arc::ptr_eq(&e.definition, job))
+                let known = known.and_then(|e| e.definition.as_ref());
+                known.is_none_or(|known| !Arc::ptr_eq(known, job))
             })
             .map(|job| job.name.clone())
             .collect();
@@ -787,8 +783,8 @@ impl Inner {
             let e = self
                 .jobs
                 .entry(name.clone())
-                .or_insert_with(|| Entry::new(job, now));
-            e.definition = job.clone();
+                .or_insert_with(|| Entry::new(name, Some(job), now));
+            e.definition = Some(job.clone());
             e.job.elsewhere = false;
             if let Some(at) = e.due.take() {
                 self.due.remove(&(at, name.clone()));
@@ -908,9 +904,9 @@ impl Inner {
 }
 
 impl Entry {
-    fn new(job: &Arc<config::Job>, now: i64) -> Self {
+    fn new(name: &JobName, definition: Option<&Arc<config::Job>>, now: i64) -> Self {
         Self {
-            definition: job.clone(),
+            definition: definition.cloned(),
             state: None,
             triggered: None,
             unreadable: None,
@@ -918,8 +914,8 @@ impl Entry {
             told: Told::at(now),
             last_success: None,
             job: Job {
-                view: view::job(job, None, now, ""),
-                elsewhere: false,
+                view: view::job(name, definition.map(|job| &**job), None, now, ""),
+                elsewhere: definition.is_none(),
                 recent: Recents::default(),
                 typical_ms: None,
                 late_typical_ms: None,
@@ -997,7 +993,7 @@ impl Entry {
             let rest = known.filter(|r| !newest.iter().any(|n| diff::same_run(n, r)));
             newest.extend(rest.collect::<Vec<_>>());
         }
-        view::late_since_due(&mut newest, Some(&self.definition));
+        view::late_since_due(&mut newest, self.definition.as_deref());
         newest.truncate(RECENT);
         let recent = Recents::of(&newest);
         if recent == self.job.recent {
@@ -1020,12 +1016,12 @@ impl Entry {
     /// has lapsed meanwhile. Returns the view before.
     fn show(&mut self, now: i64, incarnation: &str, observed: bool) -> JobView {
         let lapsed = self.job.view.lapsed;
-        let mut view = view::job(&self.definition, self.state.as_ref(), now, incarnation);
+        let (name, definition) = (&self.job.view.job, self.definition.as_deref());
+        let mut view = view::job(name, definition, self.state.as_ref(), now, incarnation);
         if !observed {
             view.lapsed = lapsed && !view.running.is_empty();
         }
         view.unreadable = self.unreadable.clone();
-        view.other_definition &= !self.job.elsewhere;
         let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
         let after = |t: Time| t.0 + AFTER_INSTANT_MS;
         let next = view.next.map(after);

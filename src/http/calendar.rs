@@ -85,7 +85,7 @@ async fn calendar(
             .collect();
         let typical: Vec<Option<i64>> = jobs
             .iter()
-            .map(|job| inner.job(&job.name).and_then(|(_, job)| job.typical_ms))
+            .map(|job| inner.job(&job.name).and_then(|job| job.typical_ms))
             .collect();
         (
             inner.clock().now,

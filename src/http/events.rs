@@ -256,7 +256,7 @@ fn since<'a>(inner: &'a Inner, after: u64, most: usize) -> (Vec<Event<'a>>, u64)
         }
         let (kind, data) = match &item.kind {
             Kind::Job(name) => match inner.job(name) {
-                Some((_, job)) => ("job", Data::Job { job }),
+                Some(job) => ("job", Data::Job { job }),
                 None => continue,
             },
             Kind::Removed(job) => ("job_removed", Data::Removed { job }),

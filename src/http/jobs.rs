@@ -181,39 +181,34 @@ pub(super) async fn job(
         })
         .await;
     let inner = app.board.read();
-    let (definition, job) = inner
+    let job = inner
         .job(&name)
         .ok_or_else(|| Problem::missing("the job is gone"))?;
+    let definition = inner.definition(&name);
     let records = records.map(|mut records| {
-        view::late_since_due(&mut records, Some(definition));
+        view::late_since_due(&mut records, definition.as_deref());
         records
     });
-    let upcoming = inner
-        .coming(&name)
-        .into_iter()
-        .flat_map(|coming| coming.runs(definition));
-    let local = |o| {
-        definition
-            .schedules
-            .first()
-            .map_or_else(String::new, |s| s.local(o))
+    let upcoming = definition.iter().zip(inner.coming(&name));
+    let upcoming = upcoming.flat_map(|(job, coming)| coming.runs(job).map(move |o| (job, o)));
+    let local = |job: &config::Job, o| {
+        let first = job.schedules.first();
+        first.map_or_else(String::new, |s| s.local(o))
     };
-    let words: Vec<String> = definition
-        .schedule_text
-        .iter()
-        .map(|text| schedule::words(text, definition.name.as_str()))
+    let words: Vec<String> = (job.view.schedule.iter())
+        .map(|text| schedule::words(text, name.as_str()))
         .collect();
     Ok(json(&JobDetail {
         job: job.clone(),
         upcoming: upcoming
             .take(UPCOMING)
-            .map(|o| Upcoming {
+            .map(|(job, o)| Upcoming {
                 at: o.into(),
-                local: local(o),
+                local: local(job, o),
             })
             .collect(),
         schedule_words: words.join("; and "),
-        definition: inner.configured(&name).as_deref().map(Definition::of),
+        definition: definition.as_deref().map(Definition::of),
         stats: records.ok().map(|records| Stats::of(&records)),
     }))
 }

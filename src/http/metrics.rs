@@ -361,7 +361,7 @@ fn of_fleet(e: &mut DescriptorEncoder<'_>, inner: &Inner, me: &str) -> Written {
 
 fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
     // Those of other instances, too: which one is asked makes no difference.
-    let all = || inner.each().map(|(_, job)| &job.view);
+    let all = || inner.each().map(|job| &job.view);
     let help = "Jobs of the fleet: of this instance's configuration, and that others have enabled";
     gauge(e, "jobs", None, help, all().count() as i64)?;
     let differ = all().filter(|v| v.other_definition).count() as i64;

@@ -90,7 +90,7 @@ fn sort(runs: &mut [RunView]) {
 fn active(inner: &Inner, job: &JobName) -> Vec<RunView> {
     inner
         .job(job)
-        .map_or_else(Vec::new, |(_, job)| job.view.running.clone())
+        .map_or_else(Vec::new, |job| job.view.running.clone())
 }
 
 /// The active runs and the ended ones, which [`late_since_due`] has seen; one that ended between the two reads is in
@@ -268,7 +268,7 @@ pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Respons
     let (wanted, mut runs) = {
         let inner = app.board.read();
         let names: BTreeSet<JobName> = match names.is_empty() {
-            true => inner.each().map(|(job, _)| job.name.clone()).collect(),
+            true => inner.each().map(|job| job.view.job.clone()).collect(),
             false => names,
         };
         let runs: Vec<RunView> = names.iter().flat_map(|name| active(&inner, name)).collect();
@@ -288,15 +288,18 @@ pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Respons
     Ok(json(&AllRuns { runs, truncated }))
 }
 
+/// The newest `n` records of a job.
+#[derive(Clone)]
+struct Wanted {
+    job: JobName,
+    definition: Option<Arc<Job>>,
+    n: usize,
+}
+
 /// How many records of which jobs are to be read, so that the newest `limit` are among them: the board knows when the
 /// last runs of each job were.
-fn wanted(
-    inner: &Inner,
-    names: &BTreeSet<JobName>,
-    filter: &Filter,
-    limit: usize,
-) -> Vec<(Arc<Job>, usize)> {
-    let known = |name: &JobName| inner.job(name).map(|(_, job)| job);
+fn wanted(inner: &Inner, names: &BTreeSet<JobName>, filter: &Filter, limit: usize) -> Vec<Wanted> {
+    let known = |name: &JobName| inner.job(name);
     let in_time = |at: Time| at.0 <= filter.to;
     let mut newest: Vec<i64> = names
         .iter()
@@ -336,24 +339,25 @@ fn wanted(
             } else {
                 last + 2
             };
-            Some((inner.definition(name)?, n))
+            Some(Wanted {
+                job: name.clone(),
+                definition: inner.definition(name),
+                n,
+            })
         })
         .collect()
 }
 
-async fn read(
-    store: &dyn Store,
-    wanted: Vec<(Arc<Job>, usize)>,
-) -> Result<Vec<RunRecord>, store::Error> {
+async fn read(store: &dyn Store, wanted: Vec<Wanted>) -> Result<Vec<RunRecord>, store::Error> {
     let asks = wanted
         .into_iter()
-        .map(|(job, n)| async move { (store.records(&job.name, n).await, job) });
+        .map(|w| async move { (store.records(&w.job, w.n).await, w.definition) });
     let mut all = vec![];
     let mut answers = futures_util::stream::iter(asks).buffer_unordered(AT_ONCE);
-    while let Some((records, job)) = answers.next().await {
+    while let Some((records, definition)) = answers.next().await {
         match records {
             Ok(mut records) => {
-                late_since_due(&mut records, Some(&job));
+                late_since_due(&mut records, definition.as_deref());
                 all.extend(records);
             }
             // It hides no other job's.

@@ -78,7 +78,7 @@ async fn explained(app: &App, job: &str, occurrence: &str) -> Result<Response, P
         let inner = app.board.read();
         let pulse = inner.pulse();
         (
-            inner.configured(&name),
+            inner.definition(&name),
             pulse.fleet.clone(),
             pulse.problems.clone(),
         )

@@ -333,7 +333,7 @@ pub(super) async fn trigger(
     let who = {
         let inner = app.board.read();
         let fleet = inner.pulse().fleet.as_ref();
-        let config = inner.configured(&job).map(|_| inner.config.digest.as_str());
+        let config = inner.definition(&job).map(|_| inner.config.digest.as_str());
         fleet.map_or_else(String::new, |f| acts::who(&f.value, inner.clock(), config))
     };
     let answer = Triggered {
@@ -383,7 +383,7 @@ pub(super) async fn pause(
         let inner = app.board.read();
         inner
             .job(&job)
-            .map_or_else(|| "UTC".into(), |(job, _)| job.timezone.clone())
+            .map_or_else(|| "UTC".into(), |job| job.view.timezone.clone())
     };
     let until = request.until.as_deref();
     let until = until
@@ -420,8 +420,8 @@ pub(super) async fn resume(
     told(&caller, "resume", &job);
     let changed = app.control(&job, Control::Resume).await? == Controlled::Done;
     let inner = app.board.read();
-    let definition = inner.job(&job).map(|(job, _)| job);
-    let detail = acts::resumed(&job, definition, changed, inner.clock());
+    let definition = inner.definition(&job);
+    let detail = acts::resumed(&job, definition.as_deref(), changed, inner.clock());
     Ok(json(&Done::new(changed, detail)))
 }
 
@@ -449,7 +449,7 @@ pub(super) async fn skip(
     let count = request.n.unwrap_or(1);
     {
         let inner = app.board.read();
-        acts::skippable(&job, inner.configured(&job).as_deref(), count).map_err(|refusal| {
+        acts::skippable(&job, inner.definition(&job).as_deref(), count).map_err(|refusal| {
             Problem {
                 status: StatusCode::CONFLICT,
                 ..Problem::from(refusal)
@@ -459,13 +459,13 @@ pub(super) async fn skip(
     told(&caller, "skip occurrences of", &job);
     app.control(&job, Control::Skip { count }).await?;
     let inner = app.board.read();
-    let known = inner.job(&job);
+    let definition = inner.definition(&job);
     // During a pause nobody can say which ones will be hit.
-    let paused = known.is_some_and(|(_, job)| job.view.paused.is_some());
+    let paused = inner.job(&job).is_some_and(|job| job.view.paused.is_some());
     let first = match paused {
         true => vec![],
         false => acts::planned(
-            known.map(|(job, _)| job),
+            definition.as_deref(),
             inner.clock().now,
             count.min(5) as usize,
         ),

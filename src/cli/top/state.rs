@@ -107,7 +107,8 @@ impl Line {
     fn show(&mut self, now: i64) {
         let unreadable = self.view.unreadable.take();
         self.view = view::job(
-            &self.definition,
+            &self.definition.name,
+            Some(&self.definition),
             self.state.as_ref(),
             now,
             &self.incarnation,
@@ -262,7 +263,7 @@ impl State {
             definition: job.clone(),
             state: None,
             incarnation: "".into(),
-            view: view::job(job, None, wall_ms, ""),
+            view: view::job(&job.name, Some(job), None, wall_ms, ""),
             recent: vec![],
             known: false,
             noted: None,
