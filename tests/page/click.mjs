@@ -270,6 +270,8 @@ async function storeAway() {
   const [down, up] = own ? [own.storeAway, own.storeBack] : [by(SOLOIST_DOWN), by(SOLOIST_UP)];
   if (!down || !up) return;
   await go('#/overview');
+  saw(`what fails again and again: “${await until('how often', () => /None of the last \d+ succeeded/.exec(
+    document.querySelector('.att')?.textContent)?.[0])}”`);
   down();
   saw(`the store away: “${await until('the alert', () =>
     document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);

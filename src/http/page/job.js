@@ -4,7 +4,7 @@ import { ask, download, known, now, useTopics } from './store.js';
 import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, when,
   zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { OUTCOMES, ahead, byOccurrence, judge, word, worst } from './judge.js';
+import { OUTCOMES, ahead, byOccurrence, cause, judge, word, worst } from './judge.js';
 import { Btn, Chip, Failed, In, Live, On, Silent, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -80,12 +80,16 @@ function Actions({ job }) {
       job.job)}>Cancel …<//>`}`;
 }
 
-function Coming({ job }) {
-  if (!job.enabled) return 'switched off';
-  if (job.elsewhere) return 'planned by other instances';
-  if (!job.schedule.length) return 'runs only when triggered';
-  if (!job.next) return ahead(job);
-  return html`next in <${Live} f=${(t) => left(ms(job.next) - t)} />`;
+const upper = (text) => text.replace(/^./, (c) => c.toUpperCase());
+
+/** `write` writes its first word. */
+function Coming({ job, write }) {
+  if (!job.enabled) return write('switched off');
+  if (job.elsewhere) return write('planned by other instances');
+  if (!job.schedule.length) return write('runs only when triggered');
+  if (!known.store.reachable) return write('next when the store answers');
+  if (!job.next) return write(ahead(job));
+  return html`${write('next')} in <${Live} f=${(t) => left(ms(job.next) - t)} />`;
 }
 
 const LABELS = {
@@ -188,7 +192,7 @@ function HistoryRow({ job, item, sel }) {
     <td class="t2 h-on"><${On} id=${item.instance} /></td>
     <td class="num t2 h-x">${item.exit_code ?? (item.signal != null ? signalName(item.signal) : '–')}</td>
     <td class=${`num h-x ${item.attempts > 1 ? '' : 't3'}`}>${item.attempts || '–'}</td>
-    <td class="t2 h-x">${item.trigger}</td>
+    <td class="t2 h-x">${cause(item.trigger)}</td>
     <td class="num t2 h-m">${bytes(item.peak_memory_bytes)}</td></tr>`;
 }
 
@@ -319,13 +323,14 @@ export function Job({ arg: name, query }) {
         jobs</a></p>`;
   }
   const stats = detail.data?.stats;
+  const words = detail.data?.schedule_words;
   const chart = { job: name, items: history.items, selected, onPick: open };
   return html`<div class=${`job ${selected ? 'open' : ''}`}><div>
     <div class="hd"><${Icon} k=${state.icon} label=${word(state.key)} /><h1><${Txt}>${name}<//></h1>
       ${job.tags.map((t) => html`<span class="tag" key=${t}><${Txt}>${t}<//></span>`)}<span
         class="sp"></span><${Actions} job=${job} /></div>
-    <p class="sub">${job.description && html`<${Txt}>${job.description}<//>. `}<b>${detail.data?.schedule_words
-      ? html`<${Txt}>${detail.data.schedule_words}<//>; ` : ''}<${Coming} job=${job} />.</b>
+    <p class="sub">${job.description && html`<${Txt}>${job.description}<//>. `}<b>${words
+      && html`<${Txt}>${upper(words)}<//>; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
       ${stats?.runs > 0 && ` ${kept(stats)}`}</p>
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}

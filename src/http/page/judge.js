@@ -29,6 +29,9 @@ const WORDS = {
 /** A state or an outcome, in words. */
 export const word = (key) => WORDS[key] || key;
 
+/** What caused a run, in words. */
+export const cause = (trigger) => (trigger === 'catch_up' ? 'caught up' : trigger);
+
 /** `key` names the state, `icon` its sign, `group` the chip it counts for, `bad` how the attention line looks. */
 export function judge(job, now) {
   const is = (key, group, icon = key, bad = true) => ({ key, group, icon, bad });

@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, events, known, now, useTopics } from './store.js';
 import { bytes, clean, hms, hmsm, left, many, ms, shell, short, signalName, took, visible, when } from './format.js';
 import { Icon } from './icons.js';
-import { word } from './judge.js';
+import { cause, word } from './judge.js';
 import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
 import { address, setQuery } from './router.js';
@@ -22,7 +22,7 @@ function Attempt({ r, several, shown, pick }) {
     <span class="t2">${several && r.run_id ? html`<button type="button" class="lk" aria-pressed=${String(shown)}
       onClick=${pick}>attempt ${r.attempt}</button> ` : ''}
       <b class=${`x-${r.outcome}`}>${word(r.outcome)}</b>${r.instance && html` on <${On} id=${r.instance}
-        />`}${r.trigger !== 'schedule' && `, ${r.trigger}`}
+        />`}${r.attempt > 0 && r.trigger !== 'schedule' && `, ${cause(r.trigger)}`}
       ${r.error && html`: <${Txt}>${r.error}<//>`}${r.count > 1
         && `; this record stands for ${r.count} occurrences`}</span>
     <span class="num nw t2">${end && `${end} · `}${r.outcome === 'running' ? html`<${Since} t=${ms(r.started_at)} />`
@@ -213,7 +213,7 @@ export function Occurrence({ job, at, items, round }) {
       <dt>Occurrence</dt><dd class="mono">${iso}</dd>
       ${why.data?.local && html`<dt>Local</dt><dd class="mono">${clean(why.data.local)}</dd>`}
       ${shown && html`<dt>Run</dt><dd
-        class="mono">${clean(shown.run_id)}</dd><dt>Trigger</dt><dd>${shown.trigger}</dd>`}
+        class="mono">${clean(shown.run_id)}</dd><dt>Trigger</dt><dd>${cause(shown.trigger)}</dd>`}
       ${shown?.lateness_ms != null && shown.attempt === 1
         && html`<dt>Late</dt><dd>${took(shown.lateness_ms)}</dd>`}</dl>
   </aside>`;

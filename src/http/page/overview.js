@@ -3,7 +3,7 @@ import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState 
 import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, ms, number, short, signalName, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { BAD, ahead, word } from './judge.js';
+import { BAD, ahead, byOccurrence, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -95,9 +95,21 @@ function Ended({ job, asks }) {
     ${tail && html`, <code><bdi>${tail}</bdi></code>`}</span>`;
 }
 
+/** Since when it goes wrong: of one occurrence that failed the time since then says it, of several the last success. */
+function Unwell({ job }) {
+  const n = now();
+  const at = ms(job.awaited[0]?.occurrence ?? job.last.occurrence);
+  const ran = byOccurrence(job.recent).filter((r) => r.outcome === 'succeeded' || BAD.includes(r.outcome)).reverse();
+  const well = ran.find((r) => r.outcome === 'succeeded');
+  const bad = well ? ran.indexOf(well) : ran.length;
+  if (bad < 2) return html`<span class="t2">Planned ${when(at, n)}, not done for <${Since} t=${at} />.</span>`;
+  return html`<span class="t2">Planned ${when(at, n)}. None of the last ${bad} succeeded${well
+    ? `; the one of ${when(ms(well.occurrence), n)} did` : ''}.</span>`;
+}
+
 function Happened({ job, state, asks }) {
   const n = now();
-  const { last, awaited: [next], running: [run] } = job;
+  const [run] = job.running;
   if (state.key === 'unreadable') {
     return html`<span>Its state in the store <b class="x-unknown">cannot be read</b></span>
       <span class="t2"><${Txt}>${job.unreadable}<//>. It does not start.</span>`;
@@ -120,9 +132,7 @@ function Happened({ job, state, asks }) {
     return html`<span>The occurrence of ${when(ms(r.occurrence), n)} was <b class="x-missed">missed</b></span>
       <span class="t2">No instance could start it in time. Open it to see what each instance decided.</span>`;
   }
-  return html`<${Ended} job=${job} asks=${asks} /><span class="t2">Planned ${when(ms(next?.occurrence
-    ?? last.occurrence), n)}, not done for
-    ${' '}<${Since} t=${ms(next?.occurrence ?? last.occurrence)} />.</span>`;
+  return html`<${Ended} job=${job} asks=${asks} /><${Unwell} job=${job} />`;
 }
 
 function Coming({ job, state }) {
