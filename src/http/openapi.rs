@@ -106,7 +106,11 @@ static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| {
     {
         data.insert("anyOf".to_owned(), parts);
     }
-    api.to_string().into()
+    let document = api.to_string().into();
+    drop(api);
+    // The way to it took twenty times its size.
+    crate::config::trim_memory();
+    document
 });
 
 /// The description of this API
