@@ -21,8 +21,9 @@ pub(crate) fn hide() {
 }
 
 /// All threads share one heap. With one for each, memory that is freed after a start stays with some of them, by
-/// chance: up to 5 MiB of a daemon with 10,000 jobs. Large blocks are no part of the heap, so they go back to the system
-/// once they are free. Otherwise glibc keeps the largest one that there ever was: of an answer with 1,000 jobs, 6 MiB.
+/// chance: up to 5 MiB of a daemon with 10,000 jobs. Large blocks are no part of the heap, so they go back to the
+/// system once they are free. Otherwise glibc keeps the largest one that there ever was: of an answer with 1,000 jobs,
+/// 6 MiB.
 pub(crate) fn share_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: takes no pointers. Should it fail, all goes on as it did.

@@ -522,8 +522,8 @@ pub(crate) struct PauseView {
     pub reason: Option<String>,
 }
 
-/// The view of a job at `now` (Unix ms of the store's clock). `job`: what the caller's configuration says of it, if it has
-/// it; `incarnation` is that of the store.
+/// The view of a job at `now` (Unix ms of the store's clock). `job`: what the caller's configuration says of it, if it
+/// has it; `incarnation` is that of the store.
 pub(crate) fn job(
     name: &JobName,
     job: Option<&Job>,
