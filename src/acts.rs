@@ -13,7 +13,7 @@ use crate::{
     },
     model::{InstanceId, JobName, Occurrence, RunId},
     store::{self, Fleet, LIVE_WITHIN_MS, Reply, Store},
-    view::Clock,
+    view::{self, Clock},
     words,
 };
 
@@ -74,8 +74,22 @@ impl<'a> Asker<'a> {
     ) -> Result<Reply<Controlled>, Refusal> {
         let reply = self.ask(|| self.store.control(job, what)).await?;
         match reply.value {
-            Controlled::Absent => Err(absent(job)),
+            Controlled::Absent => Err(self.absent(job).await),
             _ => Ok(reply),
+        }
+    }
+
+    /// The job is not registered, so nobody can act on it.
+    async fn absent(self, job: &JobName) -> Refusal {
+        let fleet = self.ask(|| self.store.heartbeat(None)).await;
+        let wait = fleet.ok().and_then(|reply| {
+            let clock = Clock::of(&reply.value, reply.now_us.div_euclid(1000));
+            wait(&reply.value, clock)
+        });
+        let hint = "an instance that has the job registers it: `soloist status` shows which are up";
+        Refusal::NotNow {
+            message: format!("job `{job}` is not registered with the store yet"),
+            hint: Some(wait.unwrap_or_else(|| hint.to_owned())),
         }
     }
 
@@ -136,18 +150,6 @@ pub(crate) fn key(text: &str) -> Result<String, String> {
 /// A key for a trigger that got none.
 pub(crate) fn own_key() -> String {
     format!("{OWN_KEY}{}", RunId::random())
-}
-
-/// The job is not registered, so nobody can act on it.
-pub(crate) fn absent(job: &JobName) -> Refusal {
-    Refusal::NotNow {
-        message: format!("job `{job}` is not registered with the store yet"),
-        hint: Some(
-            "an instance that has the job registers it; on a Redis that is new, or lost its data, it waits before: \
-            `soloist status` says until when"
-                .to_owned(),
-        ),
-    }
 }
 
 fn too_many(job: &JobName) -> Refusal {
@@ -325,10 +327,17 @@ pub(crate) fn who(fleet: &Fleet, clock: Clock, config: Option<&str>) -> String {
         n if n == live.len() => format!("one of {n} live instances claims it"),
         n => format!("one of {n} live instances that are not draining claims it"),
     };
-    match doubt(clock) {
-        Some(why) => format!("{who} once the store's clock is corrected: {why}"),
-        None => who,
+    match (doubt(clock), wait(fleet, clock)) {
+        (Some(why), _) => format!("{who} once the store's clock is corrected: {why}"),
+        (None, Some(why)) => format!("{who}, but {why}"),
+        (None, None) => who,
     }
+}
+
+/// Some: the store's data is new, so nothing starts yet.
+pub(crate) fn wait(fleet: &Fleet, clock: Clock) -> Option<String> {
+    let words = view::epoch(fleet, clock.now).words;
+    (!words.is_empty()).then_some(words)
 }
 
 /// Some: no instance believes the store's clock, so nothing starts.

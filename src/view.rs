@@ -23,6 +23,7 @@ use crate::{
         rfc3339_ms,
     },
     store::{Fleet, Info, Notices},
+    words,
 };
 
 /// If an instance's clock differs from the store's by more than this, `status` warns; milliseconds.
@@ -396,6 +397,9 @@ pub(crate) struct EpochView {
     pub open: bool,
     /// How much longer nothing is granted; null if no instance is up to end it.
     pub wait_ms: Option<i64>,
+    /// Why nothing is granted, until when, and how not to wait for that; empty if it is open.
+    #[serde(skip)]
+    pub words: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -649,7 +653,56 @@ pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
         since: Time(fleet.born),
         open: fleet.open,
         wait_ms: since.map(|since| since.saturating_add(quarantine).saturating_sub(now).max(0)),
+        words: match fleet.open {
+            true => String::new(),
+            false => wait_in_words(since, quarantine, now, newcomer(fleet)),
+        },
     }
+}
+
+/// The only instance that the store knows, if it was never there with other data: it may be started as a new fleet.
+fn newcomer(fleet: &Fleet) -> Option<&InstanceId> {
+    let mut instances = fleet.instances.iter();
+    let (id, info) = instances.next()?;
+    // One that has just sent its first heartbeat does not say since when it is up.
+    let new = info.started_at == 0 || info.started_at >= fleet.born;
+    (new && instances.next().is_none() && fleet.drains.is_empty()).then_some(id)
+}
+
+/// Why jobs wait although they are due, while the store grants nothing because its data is new. `since`: when the first
+/// of the live instances began to wait, for the `quarantine` (ms); None: none is up. `newcomer`: an instance that could
+/// do without.
+pub(crate) fn wait_in_words(
+    since: Option<i64>,
+    quarantine: i64,
+    now: i64,
+    newcomer: Option<&InstanceId>,
+) -> String {
+    // Rounded up.
+    let seconds = |ms: i64| ms.saturating_add(999).div_euclid(1000).saturating_mul(1000);
+    let wait = match since.map(|since| since.saturating_add(quarantine)) {
+        Some(until) if until > now => format!(
+            "jobs wait up to {} more, until {}",
+            words::span(seconds(until.saturating_sub(now))),
+            words::instant(seconds(until))
+        ),
+        Some(_) => "jobs wait a moment more".to_owned(),
+        None if quarantine > 0 => format!(
+            "no job starts until an instance is up and has waited {}",
+            words::span(seconds(quarantine))
+        ),
+        None => "no job starts until an instance is up and has waited".to_owned(),
+    };
+    let skip = newcomer.map_or(String::new(), |id| {
+        format!(
+            "; if nothing of this fleet runs anywhere else, there is no need to wait: stop {}, and start it once with \
+            --new-fleet",
+            words::line(id.as_str())
+        )
+    });
+    format!(
+        "{wait}: the store is new, was restarted or lost its data, and runs from before may still be alive{skip}"
+    )
 }
 
 /// Since when that one of these instances has seen the epoch which has seen it for longest. A command may have seen it
@@ -926,6 +979,54 @@ mod tests {
         assert_eq!(up("first", info(190_000, 199_000)), Some(7_000));
         // It was there before the epoch began.
         assert_eq!(up("old", info(50_000, 199_000)), Some(0));
+    }
+
+    #[test]
+    fn only_who_may_start_as_a_new_fleet_is_told_how_not_to_wait() {
+        use std::time::Duration;
+        let info = |started_at: i64| Info {
+            seen: 199_000,
+            process: 1,
+            started_at,
+            jobs: 1,
+            ..Info::default()
+        };
+        let of = |instances: &[(&str, i64)], drains: &[&str], open| {
+            let fleet = Fleet {
+                id: "e".into(),
+                before: None,
+                born: 190_500,
+                quarantine: Duration::from_millis(17_250),
+                open,
+                instances: (instances.iter())
+                    .map(|(id, at)| (InstanceId::new(id), info(*at)))
+                    .collect(),
+                drains: drains.iter().map(|id| InstanceId::new(id)).collect(),
+            };
+            epoch(&fleet, 200_000).words
+        };
+        let why = "the store is new, was restarted or lost its data, and runs from before may still be alive";
+        let until = "jobs wait up to 8 s more, until 1970-01-01T00:03:28Z";
+        let skip = "; if nothing of this fleet runs anywhere else, there is no need to wait: stop a, and start it once \
+                    with --new-fleet";
+        for first in [0, 190_500] {
+            assert_eq!(
+                of(&[("a", first)], &[], false),
+                format!("{until}: {why}{skip}")
+            );
+        }
+        // It has seen other data; somebody drained one; another one is there.
+        let both = [("a", 190_500), ("b", 195_000)];
+        for (instances, drains) in [
+            (&[("a", 190_499)][..], &[][..]),
+            (&both[..1], &["a"]),
+            (&both, &[]),
+        ] {
+            assert_eq!(of(instances, drains, false), format!("{until}: {why}"));
+        }
+        let nobody = format!("no job starts until an instance is up and has waited 18 s: {why}");
+        assert_eq!(of(&[], &[], false), nobody);
+        assert_eq!(of(&both, &[], true), "");
     }
 
     #[test]

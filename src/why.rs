@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::{
+    acts,
     config::Job,
     logic::{
         belief::SLACK,
@@ -316,7 +317,10 @@ impl Facts<'_> {
                 true => "It does not run: the job is disabled in this configuration, and no instance has registered it \
                          with the store."
                     .to_owned(),
-                false => "Nothing is known: no instance has registered the job with the store yet.".to_owned(),
+                false => match acts::wait(&self.fleet, self.clock) {
+                    Some(why) => format!("Nothing is known of the job yet, {why}."),
+                    None => "Nothing is known: no instance has registered the job with the store yet.".to_owned(),
+                },
             };
         };
         if let Some(next) = self.next_attempt(at) {
@@ -362,9 +366,12 @@ impl Facts<'_> {
             return "It was not run: the job is disabled in this configuration.".to_owned();
         }
         if st.incarnation != self.incarnation {
-            return "It waits: the store lost or changed its data, and a run from before may still be alive. The job \
-            starts again once it has waited for as long as its lease."
-                .to_owned();
+            return match acts::wait(&self.fleet, self.clock) {
+                Some(why) => format!("It waits: {why}."),
+                None => "It waits: the store was restarted or lost its data, and an instance is about to register the \
+                         job again."
+                    .to_owned(),
+            };
         }
         let epoch = self.fleet.born;
         if at.0 <= st.lost_before || at.0 <= st.since && at.0 < epoch && !self.survived(st) {

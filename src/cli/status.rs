@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::{
     Context, Exit, Failure,
-    show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, span, took},
+    show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, took},
 };
 use crate::{
     logic::{belief::NEAR, coming::SKIPS_COUNTED},
@@ -122,21 +122,7 @@ pub(crate) fn render(s: &StatusView) -> String {
         text.push_str(&format!("{}\n", show::paint(WARN, file)));
     }
     if !s.epoch.open {
-        let wait = match s.epoch.wait_ms {
-            Some(ms) if ms > 0 => {
-                format!(
-                    "jobs with the longest lease wait {} more",
-                    span(ms.saturating_add(999))
-                )
-            }
-            Some(_) => "jobs with the longest lease wait a moment more".to_owned(),
-            None => "no job starts until an instance is up".to_owned(),
-        };
-        let warning = format!(
-            "the store is new, or lost or changed its data, {}: {wait}",
-            relative(s.epoch.since.0, now)
-        );
-        text.push_str(&format!("{}\n", show::paint(WARN, &warning)));
+        text.push_str(&format!("{}\n", show::paint(WARN, &s.epoch.words)));
     }
     text.push('\n');
     if s.instances.is_empty() {
@@ -508,7 +494,8 @@ mod tests {
             "2 live instances on redis://host:6379/0, namespace soloist, 4 jobs\n\
              the instances run another configuration than the one that this command read: see CONFIG; SIGHUP makes an \
              instance read its file again\n\
-             the store is new, or lost or changed its data, 5 s ago: jobs with the longest lease wait 12 s more\n\
+             jobs wait up to 12 s more, until 2026-11-20T15:12:54Z: the store is new, was restarted or lost its data, \
+             and runs from before may still be alive\n\
              \n\
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
              web-1     web   1 s ago    +0.003 s  aaaaaaaa             4        1\n\

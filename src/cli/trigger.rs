@@ -183,7 +183,7 @@ struct Wait<'a> {
     printer: Printer,
     /// The newest attempt whose output is shown or followed.
     shown: u32,
-    /// The reason for waiting that was printed last.
+    /// What to do about the reason for waiting that was printed last.
     told: Option<String>,
     /// The newest attempt whose successor was announced.
     awaited: u32,
@@ -400,20 +400,17 @@ impl Wait<'_> {
         let (fleet, clock) = self.fleet().await?;
         let job = &self.job.name;
         let (reason, hint) = match obstacle(&fleet, clock) {
-            Some((reason, _)) if !overdue => {
-                if self.told.as_ref() != Some(&reason) {
+            Some((reason, hint)) if !overdue => {
+                // The reason may have a time in it that goes by.
+                if self.told.as_ref() != Some(&hint) {
                     remark(&format!("{reason}; waiting"));
-                    self.told = Some(reason);
+                    self.told = Some(hint);
                 }
                 return Ok(());
             }
             Some(obstacle) => obstacle,
             // Live instances that have the job record it as missed when it is too late.
             None if waited <= within + 3 * PATIENCE => return Ok(()),
-            None if !fleet.open => (
-                "the store's data is new, and it grants nothing yet".to_owned(),
-                "`soloist status` says how long this lasts; then trigger the job again".to_owned(),
-            ),
             None => (
                 "no live instance claims it".to_owned(),
                 format!(
@@ -465,7 +462,10 @@ fn obstacle(fleet: &Fleet, clock: view::Clock) -> Option<(String, String)> {
     }
     let hint = "correct the clock of the store's host; then trigger the job with another key: this trigger is \
     recorded as missed";
-    doubt(clock).map(|why| (why, hint.to_owned()))
+    let doubted = doubt(clock).map(|why| (why, hint.to_owned()));
+    let waits =
+        || acts::wait(fleet, clock).map(|why| (why, "trigger the job again after that".to_owned()));
+    doubted.or_else(waits)
 }
 
 fn lost(job: &JobName) -> Failure {

@@ -516,7 +516,7 @@ mod tests {
             "It is undecided: no instance is up. The next instance that starts will run it or record it."
         );
         f.incarnation = "another";
-        assert!(told(&f, AT).starts_with("It waits: the store lost or changed its data"));
+        assert!(told(&f, AT).starts_with("It waits: the store was restarted or lost its data"));
         f.state = None;
         assert!(told(&f, AT).starts_with("Nothing is known: no instance has registered the job"));
     }

@@ -25,8 +25,7 @@ use crate::{
     },
     model::{InstanceId, JobName},
     store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
-    view::waits_since,
-    words,
+    view::{wait_in_words, waits_since},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -522,18 +521,7 @@ impl FleetTask {
     fn tell(&mut self, change: EpochChange, fleet: &Fleet, incarnation: &str, now: i64) {
         match change {
             EpochChange::None => {}
-            EpochChange::FirstSeenClosed => {
-                let wait = Wait::of(fleet, &self.contender.me.instance, now);
-                let skip = match wait.alone {
-                    true => {
-                        "; if nothing of this fleet runs anywhere else, there is no need to wait: stop this \
-                    instance, and start it once with --new-fleet"
-                    }
-                    false => "",
-                };
-                info!(until = %wait.until, "the store is new, or lost its data: each job waits for as long as its \
-                lease, up to {} from now, because a run from before may still be alive{skip}", wait.span);
-            }
+            EpochChange::FirstSeenClosed => info!("{}", self.wait(fleet, now, true)),
             EpochChange::Replaced if fleet.open => {
                 warn!(epoch = %incarnation, "the store was restarted, or lost or changed its data, and another \
                 instance has already waited");
@@ -541,10 +529,7 @@ impl FleetTask {
                 self.steady = None;
             }
             EpochChange::Replaced => {
-                let wait = Wait::of(fleet, &self.contender.me.instance, now);
-                warn!(epoch = %incarnation, until = %wait.until, "the store was restarted, or lost or changed \
-                its data: each job waits for as long as its lease, up to {} from now, because a run from before may \
-                still be alive", wait.span);
+                warn!(epoch = %incarnation, "{}", self.wait(fleet, now, false));
                 self.contender.resync();
                 // The other instances may come a little later, as after a restart of the whole fleet.
                 self.steady = None;
@@ -555,6 +540,21 @@ impl FleetTask {
                 )
             }
         }
+    }
+
+    /// How long the fleet waits that found a new store, or one that lost its data: until one of those that live has
+    /// waited for long enough, this one from `now` on. `new`: this instance knew no other data.
+    fn wait(&self, fleet: &Fleet, now: i64, new: bool) -> String {
+        let me = &self.contender.me.instance;
+        let others = (fleet.instances.iter())
+            .filter(|(id, _)| *id != me)
+            .map(|(_, i)| i)
+            .filter(|i| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
+        let waits = waits_since(fleet, others);
+        let since = waits.map_or(now, |since| since.min(now));
+        let whole = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
+        let alone = new && waits.is_none();
+        wait_in_words(Some(since), whole, now, alone.then_some(me))
     }
 
     fn learn(&mut self, reply: Reply<Fleet>) {
@@ -616,38 +616,6 @@ impl FleetTask {
                     "claim again"
                 }
             );
-        }
-    }
-}
-
-/// How long a fleet waits that found a new store, or one that lost its data.
-struct Wait {
-    until: String,
-    span: String,
-    /// No other instance waits with this one.
-    alone: bool,
-}
-
-impl Wait {
-    /// The longest that it may take from `now` on: until one of those that live has waited for long enough.
-    fn of(fleet: &Fleet, me: &InstanceId, now: i64) -> Self {
-        let others = (fleet.instances.iter())
-            .filter(|(id, _)| *id != me)
-            .map(|(_, i)| i)
-            .filter(|i| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
-        let waits = waits_since(fleet, others);
-        let since = waits.map_or(now, |since| since.min(now));
-        let whole = i64::try_from(fleet.quarantine.as_millis()).unwrap_or(i64::MAX);
-        let until = since.saturating_add(whole).max(now);
-        // Whole seconds, rounded up.
-        let until = until
-            .saturating_add(999)
-            .div_euclid(1000)
-            .saturating_mul(1000);
-        Self {
-            until: words::instant(until),
-            span: words::span(until.saturating_sub(now).saturating_add(999)),
-            alone: waits.is_none(),
         }
     }
 }

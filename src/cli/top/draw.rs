@@ -137,10 +137,20 @@ pub(super) fn draw(state: &State, frame: &mut Frame) {
         return;
     }
     header(state, buf, area);
-    let verdict = verdict(state);
-    let lines = u16::try_from(verdict.len())
-        .unwrap_or(1)
-        .min(if area.height < 16 { 1 } else { 3 });
+    let wrapped = |(text, mood): (String, Mood)| {
+        let lines = wrap_words(&state.ascii(&text), area.width.into());
+        lines.into_iter().map(move |line| (line, mood))
+    };
+    let most = match area.height {
+        ..16 => 1,
+        16..24 => 3,
+        24.. => 5,
+    };
+    let verdict: Vec<_> = match most {
+        1 => verdict(state).into_iter().take(1).collect(),
+        _ => verdict(state).into_iter().flat_map(wrapped).collect(),
+    };
+    let lines = u16::try_from(verdict.len()).unwrap_or(1).min(most);
     for (y, (text, mood)) in (1..).zip(verdict.iter().take(lines.into())) {
         put(
             buf,
@@ -256,14 +266,7 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
         said.push((text.to_owned(), Mood::Bad));
     }
     if let Some(fleet) = state.fleet.as_ref().filter(|f| !f.open) {
-        let wait = view::epoch(fleet, state.now).wait_ms;
-        let wait = wait.map_or(String::new(), |ms| {
-            format!(", at most {} more", span(ms + 999))
-        });
-        said.push((
-            format!("the store is new, or lost its data: jobs wait{wait}"),
-            Mood::Warn,
-        ));
+        said.push((view::epoch(fleet, state.now).words, Mood::Warn));
     }
     let jobs = || state.jobs.values();
     let of = |all: Vec<&Line>| names(all.iter().map(|l| l.view.job.as_str()));
