@@ -122,7 +122,7 @@ enum Command {
     Run(Run),
     /// Check the configuration: its jobs and their next occurrences, or every problem found; with advice
     Check(check::Check),
-    /// Show upcoming occurrences
+    /// Show upcoming occurrences, and which of them will not run
     Next(upcoming::Next),
     /// Show the fleet: instances, jobs, active runs and next occurrences
     Status(Json),

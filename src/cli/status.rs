@@ -10,7 +10,7 @@ use crate::{
     logic::{belief::NEAR, coming::SKIPS_COUNTED},
     model::JobName,
     store::observe_each,
-    view::{self, InstanceView, JobView, LacksView, StatusView},
+    view::{self, InstanceView, JobView, LacksView, PauseView, StatusView},
     words::{self, command},
 };
 
@@ -292,21 +292,24 @@ fn next(j: &JobView, s: &StatusView) -> Cell {
     }
 }
 
+/// `paused until 2026-11-20T17:12:41Z (in 2 h): move`.
+pub(super) fn paused(p: &PauseView, now: i64) -> String {
+    let until = p.until.map_or("until resumed".to_owned(), |t| {
+        format!("until {} ({})", show::instant(t.0), relative(t.0, now))
+    });
+    match &p.reason {
+        Some(reason) => format!("paused {until}: {reason}"),
+        None => format!("paused {until}"),
+    }
+}
+
 /// `open`: no job waits because the store may have lost its data.
 pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
     let mut notes = vec![];
     if j.unreadable.is_some() {
         return "its state in the store cannot be read: see below".to_owned();
     }
-    if let Some(p) = &j.paused {
-        let until = p.until.map_or("until resumed".to_owned(), |t| {
-            format!("until {} ({})", show::instant(t.0), relative(t.0, now))
-        });
-        notes.push(match &p.reason {
-            Some(reason) => format!("paused {until}: {reason}"),
-            None => format!("paused {until}"),
-        });
-    }
+    notes.extend(j.paused.as_ref().map(|p| paused(p, now)));
     if j.skip > 0 {
         notes.push(format!("skips the next {}", j.skip));
     }

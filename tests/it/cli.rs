@@ -224,7 +224,7 @@ fn a_refused_database_is_told_once() {
 }
 
 #[test]
-fn next_prints_exactly_job_occurrence_and_local_in_the_order_of_time() {
+fn next_prints_exactly_what_is_planned_in_the_order_of_time() {
     let files = Files::new(JOBS);
     let list = files
         .run(&[
@@ -240,8 +240,10 @@ fn next_prints_exactly_job_occurrence_and_local_in_the_order_of_time() {
     assert_eq!(
         list,
         json!([
-            {"job": "draw", "occurrence": "2026-11-22T04:00:00.000Z", "local": "2026-11-22T12:00:00+08:00"},
-            {"job": "draw", "occurrence": "2026-11-23T04:00:00.000Z", "local": "2026-11-23T12:00:00+08:00"},
+            {"job": "draw", "occurrence": "2026-11-22T04:00:00.000Z", "local": "2026-11-22T12:00:00+08:00",
+             "schedule_words": "at 12:00, every day"},
+            {"job": "draw", "occurrence": "2026-11-23T04:00:00.000Z", "local": "2026-11-23T12:00:00+08:00",
+             "schedule_words": "at 12:00, every day"},
         ])
     );
     let all = files
@@ -628,7 +630,10 @@ fn a_store_that_is_not_there_exits_69_with_one_chain_and_one_hint() {
     let store = files.run(&["check", "--json"]).json()["store"].clone();
     assert_eq!(store, format!("{url}***"));
     files.run(&["check"]).ok();
-    files.run(&["next"]).ok();
+    let next = files.run(&["next", "draw", "-n", "2"]);
+    assert_eq!((next.code, next.out.lines().count()), (Some(0), 4), "{next:?}");
+    let unknown = format!("soloist: pauses and skips are not shown: the store at {url}*** is not available: ");
+    assert!(next.err.starts_with(&unknown) && next.err.lines().count() == 1, "{}", next.err);
     for args in [
         &["status"][..],
         &["history"],
@@ -652,6 +657,21 @@ fn a_store_that_is_not_there_exits_69_with_one_chain_and_one_hint() {
     }
 }
 
+/// A store that never answers is waited for a second, not for as long as `timeout` says.
+#[test]
+fn next_does_not_wait_for_a_store_that_hangs() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let at = silent.local_addr().expect("an address");
+    let files = Files::new(&format!("[store]\nurl = 'redis://{at}'\ntimeout = '10m'\n{JOBS}"));
+    let next = files.run(&["next", "-n", "1", "--json"]);
+    assert_eq!(
+        next.err,
+        "soloist: pauses and skips are not shown: the store does not answer within 1 s\n"
+    );
+    let list: Value = serde_json::from_str(&next.out).expect("JSON");
+    assert_eq!((next.code, list[0].get("passed_over")), (Some(0), None), "{list}");
+}
+
 #[test]
 fn to_look_makes_no_database() {
     let files = Files::new(JOBS);
@@ -665,6 +685,39 @@ fn to_look_makes_no_database() {
         .map(|f| f.expect("a file").file_name())
         .collect();
     assert_eq!(left, ["jobs.toml"]);
+}
+
+/// What the schedule plans is no more than a plan: `next` says what people have made of it.
+#[test]
+fn next_says_what_will_not_run() {
+    let fleet = Fleet::start();
+    let plan = fleet.run(&["next", "often", "-n", "3", "--json"]).json();
+    assert!(plan.as_array().is_some_and(|all| all.iter().all(|o| o["passed_over"].is_null()
+        && o.get("passed_over").is_some())), "{plan}");
+    fleet.run(&["pause", "draw", "--until", "2h", "--reason", "new disks"]).ok();
+    fleet.run(&["skip", "often", "--count", "100"]).ok();
+    let draw = fleet.run(&["next", "draw", "-n", "1", "--json"]).json();
+    let paused = fleet.run(&["status", "--json"]).json()["jobs"][0]["paused"].clone();
+    let far = fleet.run(&["next", "draw", "-n", "1"]).ok();
+    // Only what is planned within the next two hours is paused.
+    match draw[0]["passed_over"].is_null() {
+        true => assert!(!far.contains("paused"), "{far}"),
+        false => {
+            let want = json!({"why": "paused", "until": paused["until"], "reason": "new disks"});
+            assert_eq!(draw[0]["passed_over"], want);
+            assert!(far.contains("paused until ") && far.contains(": new disks"), "{far}");
+        }
+    }
+    fleet.run(&["pause", "draw"]).ok();
+    let draw = fleet.run(&["next", "draw", "-n", "2"]).ok();
+    assert_eq!(draw.matches("  paused until resumed\n").count(), 2, "{draw}");
+    let often = fleet.run(&["next", "often", "-n", "2"]).ok();
+    assert_eq!(often.matches("  will be skipped, as somebody asked\n").count(), 2, "{often}");
+    let often = fleet.run(&["next", "often", "-n", "1", "--json"]).json();
+    assert_eq!(often[0]["passed_over"], json!({"why": "skipped"}));
+    // Of the past nothing is said.
+    let past = fleet.run(&["next", "draw", "-n", "1", "--from", "0"]).ok();
+    assert!(!past.contains("paused"), "{past}");
 }
 
 /// A store of its own, and an instance's side of the Store contract.

@@ -195,6 +195,7 @@ fn each_command_says_why_nothing_starts_yet() {
         &["trigger", "tick", "--wait"],
         &["pause", "tick"],
         &["why", "tick"],
+        &["next", "-n", "1"],
     ] {
         let said = said(args);
         // The server may be slow, and the wait over.

@@ -371,7 +371,7 @@ fn a_daemon_that_starts_without_its_store_waits_for_it() {
             },
         );
     }
-    // Neither needs a store.
+    // Neither needs the store.
     let check = fleet.cli(&["check"]);
     assert!(check.status.success(), "{check:?}");
     let next = fleet.json(&["next", "a", "-n", "3", "--json"]);
