@@ -68,17 +68,20 @@ end
 -- `before`, the newest one that was decided before them, the new record takes its place. -1: one that ran early lies
 -- between them.
 local function keep_back(c, at, count, before)
+  local why = redis.call('HGET', c.state, 'lost_why') or AFTER_LOSS
   local all = redis.call('LRANGE', c.history, 0, HISTORY_KEPT)
   for i, text in ipairs(all) do
-    local old = string.find(text, AFTER_LOSS, 1, true) and cjson.decode(text)
-    if old and old.occurrence == before and old.attempt == 0 and old.error == AFTER_LOSS then
+    local old = string.find(text, why, 1, true) and cjson.decode(text)
+    if old and old.occurrence == before and old.attempt == 0 and old.error == why then
       redis.call('LTRIM', c.history, i, -1)
       for j = i - 1, 1, -1 do redis.call('LPUSH', c.history, all[j]) end
       count = count + old.count
       break
     end
   end
-  not_run(c, at, 'missed', count, AFTER_LOSS)
+  local outcome = redis.call('HGET', c.state, 'first_wait') and 'skipped' or 'missed'
+  not_run(c, at, outcome, count, why)
+  return { 'recorded', outcome, why }
 end
 
 -- Records that the lease of `open[i]` lapsed. Returns true if another attempt follows. Changes `open`; the caller saves
@@ -200,7 +203,7 @@ local function claim(c)
   local lost_until = tonumber(st[10] or '0')
   if lost_until > 0 and (lost_until <= newest or lost_until > now) then
     lost_until = 0
-    redis.call('HDEL', c.state, 'lost_until')
+    redis.call('HDEL', c.state, 'lost_until', 'lost_why', 'first_wait')
   end
 
   local extra = c.extra == '' and NOTHING or cjson.decode(c.extra)
@@ -303,6 +306,11 @@ local function claim(c)
 
   if not manual and at <= lost_before then return decide(c, extra, at, triggers, 'unknown', LOST) end
 
+  if not manual and c.start_by ~= -1 and at <= lost_until and redis.call('HGET', c.state, 'first_wait') then
+    redis.call('HSET', c.state, 'newest', int(at))
+    return keep_back(c, at, 1, next_to(newest, at, early))
+  end
+
   if not manual and st[5] then
     local pause = cjson.decode(st[5])
     if paused(st[5]) then
@@ -319,8 +327,7 @@ local function claim(c)
   if now > c.start_by then
     if not manual and c.start_by ~= -1 and c.start_by ~= 2 and at <= lost_until and at > lost_before then
       redis.call('HSET', c.state, 'newest', int(at))
-      keep_back(c, at, 1, next_to(newest, at, early))
-      return { 'recorded', 'missed', AFTER_LOSS }
+      return keep_back(c, at, 1, next_to(newest, at, early))
     end
     local reason = c.start_by <= 0 and never or late
     return decide(c, extra, at, triggers, 'missed', reason)
@@ -393,7 +400,9 @@ local function quick(state, a)
     local lost = st[i] and tonumber(st[i])
     if lost and (lost <= newest or lost > now) then
       over = over or {}
-      over[#over + 1] = i == 9 and 'lost_before' or 'lost_until'
+      for _, field in ipairs(i == 9 and { 'lost_before' } or { 'lost_until', 'lost_why', 'first_wait' }) do
+        over[#over + 1] = field
+      end
     elseif lost and at <= lost then
       return
     end

@@ -713,6 +713,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
                 presence: Presence::New,
                 owed: vec![],
                 back_at: 0,
+                waits_since: 0,
                 remembered,
                 instance: InstanceId::new("i1"),
                 host: "h1".to_owned(),

@@ -67,9 +67,6 @@ pub(crate) struct UnansweredView {
     pub(crate) until: Time,
 }
 
-/// How much longer than the longest quarantine the first registration of a job may take, ms.
-const FIRST_WAIT_MORE_MS: i64 = 5_000;
-
 /// All that is known.
 pub(crate) struct Facts<'a> {
     pub(crate) name: &'a JobName,
@@ -388,13 +385,6 @@ impl Facts<'_> {
                 words::instant(epoch)
             );
         }
-        if self.first_wait(at, st) {
-            return format!(
-                "It was not run: the store was new, or had lost its data, and the job started only at {}, when no run \
-                from before could be alive any more.",
-                words::instant(st.since)
-            );
-        }
         if at.0 <= st.since {
             return format!(
                 "It was not to run: this schedule of the job counts only since {}. Then the schedule was new, or the job \
@@ -403,10 +393,7 @@ impl Facts<'_> {
             );
         }
         if at.0 <= st.lost_until {
-            return format!(
-                "It was not run: the store had lost its data, and the job started again only at {}.",
-                words::instant(st.lost_until)
-            );
+            return format!("It was not run: {}.", words::line(st.why_kept_back()));
         }
         if at.0 <= st.newest && at.0 < epoch {
             return format!(
@@ -455,26 +442,6 @@ impl Facts<'_> {
         let before = |r: &RunView| r.finished_at.is_some_and(|t| t.0 < epoch);
         let mut history = self.history.iter();
         st.since < epoch && history.any(|r| r.occurrence.0 > st.since && before(r))
-    }
-
-    /// The job was registered only after the quarantine of a store that knew nothing of it, and `at` was in that time.
-    fn first_wait(&self, at: Occurrence, st: &State) -> bool {
-        let ms = |d: std::time::Duration| i64::try_from(d.as_millis()).unwrap_or(i64::MAX);
-        let Some(least) = self.job.map(|j| ms(j.lease.quarantine)) else {
-            return false;
-        };
-        let most = ms(self.fleet.quarantine)
-            .max(least)
-            .saturating_add(FIRST_WAIT_MORE_MS);
-        // A command may have seen the epoch before the first instance did.
-        let born = self.fleet.born;
-        let instances = self.fleet.instances.values();
-        [Some(born), view::waits_since(&self.fleet, instances)]
-            .into_iter()
-            .flatten()
-            .any(|from| {
-                from < at.0 && at.0 <= st.since && (least..=most).contains(&(st.since - from))
-            })
     }
 
     /// Says when the next attempt of `at` is due, if one is awaited.

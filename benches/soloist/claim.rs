@@ -311,6 +311,7 @@ pub fn registration(job: &str, incarnation: &str) -> soloist::logic::claim::Regi
         presence: soloist::logic::claim::Presence::New,
         owed: vec![],
         back_at: 0,
+        waits_since: 0,
         remembered: Default::default(),
         instance: InstanceId::new("bench"),
         host: "bench".to_owned(),

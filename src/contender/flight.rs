@@ -50,7 +50,10 @@ impl Contender {
         let Target::Scheduled(at) = ask.target else {
             return Waits::default();
         };
-        let of = |s: &mut JobState| (s.definition.clone(), s.is_troubled());
+        let of = |s: &mut JobState| {
+            let away = s.is_troubled() || s.was_kept_back(at);
+            (s.definition.clone(), away)
+        };
         let Some((definition, away)) = self.state(job, of) else {
             return Waits::default();
         };

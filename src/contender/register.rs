@@ -116,7 +116,8 @@ impl Contender {
                 // This may have taken a while: let other tasks run.
                 tokio::task::yield_now().await;
             } else {
-                self.state(&job.name, |s| s.register_after_quarantine(epoch));
+                let now = self.clock.now_ms();
+                self.state(&job.name, |s| s.register_after_quarantine(epoch, now));
             }
         }
         if !adopt.is_empty() {
@@ -225,7 +226,7 @@ impl Contender {
                 does not start until then, or until `soloist rewind` corrects this");
         }
         if let Some((after, until)) = follows.catch_up {
-            info!(job = %name, %after, %until, "catching up after downtime");
+            info!(job = %name, %after, %until, "nobody has decided what was planned since then: it is caught up or recorded");
             self.start_driver(name);
         }
         if let Some(after) = follows.plan_after {

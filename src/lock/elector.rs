@@ -477,6 +477,7 @@ impl Elector {
             presence: Presence::New,
             owed: vec![],
             back_at: 0,
+            waits_since: 0,
             remembered: Default::default(),
             instance: self.instance.clone(),
             host: self.host.clone(),

@@ -55,6 +55,7 @@ pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const IN_DOUBT: &str =
     "nobody could start it within start_within: the store's clock was wrong, and not believed";
 pub const OVERDUE: &str = "overdue, and not caught up";
+/// Where it is not known what kept it back, and until when.
 pub const AFTER_LOSS: &str = "the store had lost its data, and granted nothing until then";
 pub const JOB_REMOVED: &str =
     "the job was removed from the configuration, or disabled, before it was started";
@@ -88,7 +89,7 @@ pub fn claim(
         st.lost_before = 0;
     }
     if st.lost_until <= st.newest || st.lost_until > now {
-        st.lost_until = 0;
+        st.forget_loss();
     }
     let open = st.open.iter().position(|o| match &c.target {
         Target::Scheduled(at) => o.run.occurrence == *at,
@@ -121,6 +122,9 @@ fn claim_undecided(
     if rule!(LostMayHaveRun, !c.is_manual() && at.0 <= st.lost_before) {
         let answer = decide(st, c, at, now, Outcome::Unknown, LOST.to_owned(), effects);
         return ControlFlow::Break(answer);
+    }
+    if !c.is_manual() && c.start_by != REMOVED && st.first_wait && at.0 <= st.lost_until {
+        return ControlFlow::Break(keep_one_back(st, c, at, effects));
     }
     apply_pause_and_skip(st, c, at, now, effects)?;
     if rule!(OverlapIsLookedAt, c.overlap != Overlap::Allow) {
@@ -242,10 +246,11 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
 /// the job, as long as no other occurrence of the job comes in between.
 fn keep_back(st: &mut State, c: &Claim, m: &Missed, effects: &mut Effects) {
     let before = Occurrence(std::mem::replace(&mut st.newest, m.last.0));
+    let why = st.why_kept_back().to_owned();
     // One that ran early has an outcome of its own.
     let apart = st.early.iter().any(|e| before < *e && *e < m.first);
     let goes_on = |r: &&mut RunRecord| {
-        !apart && r.job == c.job && r.occurrence == before && r.error.as_deref() == Some(AFTER_LOSS)
+        !apart && r.job == c.job && r.occurrence == before && r.error.as_ref() == Some(&why)
     };
     if let Some(r) = effects.records.last_mut().filter(goes_on) {
         (r.occurrence, r.count) = (m.last, r.count.saturating_add(m.count));
@@ -255,14 +260,24 @@ fn keep_back(st: &mut State, c: &Claim, m: &Missed, effects: &mut Effects) {
         }
         return;
     }
-    let record = not_run(c, m.last, Outcome::Missed, m.count, AFTER_LOSS);
+    let record = not_run(c, m.last, st.kept_back_as(), m.count, &why);
     effects.records.push(record);
     if !apart {
         effects.joined.push(Joined {
             job: c.job.clone(),
             before,
             at: m.last,
+            why,
         });
+    }
+}
+
+/// The same of the target of the claim.
+fn keep_one_back(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effects) -> Answer {
+    keep_back(st, c, &Missed::one(at), effects);
+    Answer::Recorded {
+        outcome: st.kept_back_as(),
+        reason: st.why_kept_back().to_owned(),
     }
 }
 
@@ -316,11 +331,7 @@ fn apply_pause_and_skip(
             && c.start_by != PASSED_IN_DOUBT
             && st.kept_back(&m)
         {
-            keep_back(st, c, &m, effects);
-            return ControlFlow::Break(Answer::Recorded {
-                outcome: Outcome::Missed,
-                reason: AFTER_LOSS.to_owned(),
-            });
+            return ControlFlow::Break(keep_one_back(st, c, at, effects));
         }
         let never_to_start = c.start_by <= NEVER;
         let reason = if never_to_start {

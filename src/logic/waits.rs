@@ -12,7 +12,7 @@ pub struct Waits([Duration; Wait::ALL.len()]);
 
 impl Waits {
     /// Those of an occurrence whose contest begins `ms` after its planned instant. `jitter`: how much of that was
-    /// meant; `away`: the store answers no claims of its job.
+    /// meant; `away`: the store answers no claims of its job, or granted nothing at that instant.
     pub fn before(ms: i64, jitter: i64, trigger: Trigger, away: bool) -> Self {
         let mut waits = Self::default();
         let of = |ms: i64| Duration::from_millis(ms.max(0) as u64);

@@ -382,7 +382,7 @@ pub enum Wait {
     Slot,
     /// For another occurrence of its job.
     Overlap,
-    /// For an answer of the store, or until its clock was believed.
+    /// For an answer of the store, or until it granted again after a loss of its data, or until its clock was believed.
     StoreAway,
     /// For an instance that could start it.
     Overdue,

@@ -111,6 +111,8 @@ fn shape(case: &Case) -> String {
             if known.is_none() {
                 names.push(name);
             }
+        } else if let Some(text) = undated(v) {
+            *v = text.into();
         }
     });
     format!("{} {} {shape}", rank(now), case.now_us % 1000 == 0)
@@ -129,6 +131,9 @@ impl Case {
                 (name == self.incarnation).into()
             } else if let Some(n) = v.as_i64() {
                 n.signum()
+            } else if let Some(text) = undated(v) {
+                traits.insert(format!("{member} {text}"));
+                return;
             } else {
                 traits.insert(format!("{member} {v}"));
                 return;
@@ -152,6 +157,13 @@ fn name(member: &str, v: &Value) -> Option<String> {
     name.map(str::to_owned)
 }
 
+/// A text that ends with a time, without it.
+fn undated(v: &Value) -> Option<String> {
+    let (text, time) = v.as_str()?.rsplit_once(' ')?;
+    let dated = time.parse::<jiff::Timestamp>().is_ok();
+    dated.then(|| text.to_owned())
+}
+
 /// Does `f` to each value that has no parts, with the name of the member that it belongs to.
 fn each(v: &mut Value, member: &str, f: &mut impl FnMut(&str, &mut Value)) {
     match v {
@@ -171,8 +183,8 @@ mod tests {
             attempts,
             claim::{
                 Claim, Effects, Last, Missed, NEVER, NextAttempt, Observed, OnCrash, Open, Overlap,
-                PASSED, Pending, Question, REMOVED, Renew, Settle, State, StopRequest, Target,
-                Triggered,
+                PASSED, PASSED_IN_DOUBT, Pending, Question, REMOVED, Renew, Settle, State,
+                StopRequest, Target, Triggered,
             },
         },
         model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
@@ -326,6 +338,30 @@ mod tests {
             let missed = missed.map(|at| Missed::one(Occurrence(at))).to_vec();
             claim(
                 lost(&early, lost_before),
+                Claim {
+                    missed,
+                    start_by,
+                    ..asks(T - 10_000)
+                },
+            );
+        }
+        // What a new fleet waited for does not run, whatever else there is to say of it.
+        let first = |early: &[i64]| State {
+            first_wait: true,
+            lost_why: "the store was new, and granted nothing until then".to_owned(),
+            skip: 1,
+            ..lost(early, T - 90_000)
+        };
+        for (early, start_by) in [
+            (vec![], T + 60_000),
+            (vec![], PASSED_IN_DOUBT),
+            (vec![], REMOVED),
+            (vec![T - 15_000], T + 60_000),
+        ] {
+            let missed = [T - 50_000, T - 20_000];
+            let missed = missed.map(|at| Missed::one(Occurrence(at))).to_vec();
+            claim(
+                first(&early),
                 Claim {
                     missed,
                     start_by,

@@ -631,9 +631,19 @@ fn a_store_that_is_not_there_exits_69_with_one_chain_and_one_hint() {
     assert_eq!(store, format!("{url}***"));
     files.run(&["check"]).ok();
     let next = files.run(&["next", "draw", "-n", "2"]);
-    assert_eq!((next.code, next.out.lines().count()), (Some(0), 4), "{next:?}");
-    let unknown = format!("soloist: pauses and skips are not shown: the store at {url}*** is not available: ");
-    assert!(next.err.starts_with(&unknown) && next.err.lines().count() == 1, "{}", next.err);
+    assert_eq!(
+        (next.code, next.out.lines().count()),
+        (Some(0), 4),
+        "{next:?}"
+    );
+    let unknown = format!(
+        "soloist: pauses and skips are not shown: the store at {url}*** is not available: "
+    );
+    assert!(
+        next.err.starts_with(&unknown) && next.err.lines().count() == 1,
+        "{}",
+        next.err
+    );
     for args in [
         &["status"][..],
         &["history"],
@@ -662,14 +672,20 @@ fn a_store_that_is_not_there_exits_69_with_one_chain_and_one_hint() {
 fn next_does_not_wait_for_a_store_that_hangs() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = silent.local_addr().expect("an address");
-    let files = Files::new(&format!("[store]\nurl = 'redis://{at}'\ntimeout = '10m'\n{JOBS}"));
+    let files = Files::new(&format!(
+        "[store]\nurl = 'redis://{at}'\ntimeout = '10m'\n{JOBS}"
+    ));
     let next = files.run(&["next", "-n", "1", "--json"]);
     assert_eq!(
         next.err,
         "soloist: pauses and skips are not shown: the store does not answer within 1 s\n"
     );
     let list: Value = serde_json::from_str(&next.out).expect("JSON");
-    assert_eq!((next.code, list[0].get("passed_over")), (Some(0), None), "{list}");
+    assert_eq!(
+        (next.code, list[0].get("passed_over")),
+        (Some(0), None),
+        "{list}"
+    );
 }
 
 #[test]
@@ -692,10 +708,16 @@ fn to_look_makes_no_database() {
 fn next_says_what_will_not_run() {
     let fleet = Fleet::start();
     let plan = fleet.run(&["next", "often", "-n", "3", "--json"]).json();
-    assert!(plan.as_array().is_some_and(|all| all.iter().all(|o| o["passed_over"].is_null()
-        && o.get("passed_over").is_some())), "{plan}");
-    fleet.run(&["pause", "draw", "--until", "2h", "--reason", "new disks"]).ok();
-    fleet.run(&["skip", "often", "--count", "100"]).ok();
+    assert!(
+        plan.as_array().is_some_and(|all| all
+            .iter()
+            .all(|o| o["passed_over"].is_null() && o.get("passed_over").is_some())),
+        "{plan}"
+    );
+    fleet
+        .run(&["pause", "draw", "--until", "2h", "--reason", "new disks"])
+        .ok();
+    fleet.run(&["skip", "often", "-n", "100"]).ok();
     let draw = fleet.run(&["next", "draw", "-n", "1", "--json"]).json();
     let paused = fleet.run(&["status", "--json"]).json()["jobs"][0]["paused"].clone();
     let far = fleet.run(&["next", "draw", "-n", "1"]).ok();
@@ -705,14 +727,27 @@ fn next_says_what_will_not_run() {
         false => {
             let want = json!({"why": "paused", "until": paused["until"], "reason": "new disks"});
             assert_eq!(draw[0]["passed_over"], want);
-            assert!(far.contains("paused until ") && far.contains(": new disks"), "{far}");
+            assert!(
+                far.contains("paused until ") && far.contains(": new disks"),
+                "{far}"
+            );
         }
     }
     fleet.run(&["pause", "draw"]).ok();
     let draw = fleet.run(&["next", "draw", "-n", "2"]).ok();
-    assert_eq!(draw.matches("  paused until resumed\n").count(), 2, "{draw}");
+    assert_eq!(
+        draw.matches("  paused until resumed\n").count(),
+        2,
+        "{draw}"
+    );
     let often = fleet.run(&["next", "often", "-n", "2"]).ok();
-    assert_eq!(often.matches("  will be skipped, as somebody asked\n").count(), 2, "{often}");
+    assert_eq!(
+        often
+            .matches("  will be skipped, as somebody asked\n")
+            .count(),
+        2,
+        "{often}"
+    );
     let often = fleet.run(&["next", "often", "-n", "1", "--json"]).json();
     assert_eq!(often[0]["passed_over"], json!({"why": "skipped"}));
     // Of the past nothing is said.
@@ -839,6 +874,7 @@ impl Fleet {
                     presence: Presence::New,
                     owed: vec![],
                     back_at: 0,
+                    waits_since: 0,
                     remembered: Default::default(),
                     instance: InstanceId::new("web-1"),
                     host: "web".into(),

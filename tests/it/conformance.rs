@@ -15,10 +15,10 @@ use soloist::{
     config,
     guard::{HandOver, KnownEnd, Moment},
     logic::claim::{
-        self, AFTER_LOSS, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant,
-        IN_DOUBT, LIBRARY, LOST, Missed, NEVER, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed,
-        OnCrash, Open, Overlap, PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration,
-        Remembered, Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
+        self, Answer, Claim, Control, Controlled, DelayedAttempt, Event, Grant, IN_DOUBT, LIBRARY,
+        LOST, Missed, NEVER, NextAttempt, OVERDUE, OVERLAPS, OWN_KEY, Observed, OnCrash, Open,
+        Overlap, PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered,
+        Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
     logic::notify::stand::{Write, Written},
     model::{
@@ -94,6 +94,7 @@ conformance! {
     a_takeover_is_due_at_once
     what_may_have_run_before_a_loss_is_not_granted
     what_a_loss_kept_from_running_is_one_record
+    what_the_first_wait_kept_from_running_is_one_record
     what_cannot_be_started_in_time_is_missed
     a_pause_skips_until_it_ends
     skips_are_counted
@@ -261,6 +262,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
         presence: Presence::New,
         owed: vec![],
         back_at: 0,
+        waits_since: 0,
         remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "a.example".to_owned(),
@@ -1082,9 +1084,10 @@ async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
         ..registration("backup", Some(&incarnation))
     };
     let _ = s.register(&[begins]).await.unwrap();
+    let why = why_kept_back(&*s, "the store had lost its data, ").await;
     let kept_back = Answer::Recorded {
         outcome: Outcome::Missed,
-        reason: AFTER_LOSS.to_owned(),
+        reason: why.clone(),
     };
     let given_up = |missed: &[i64], at: i64| Claim {
         missed: (missed.iter().map(|at| Missed::one(Occurrence(now - at)))).collect(),
@@ -1117,9 +1120,97 @@ async fn what_a_loss_kept_from_running_is_one_record(bed: Bed) {
         .iter()
         .map(|r| (now - r.occurrence.0, r.count, r.outcome, r.error.as_deref()))
         .collect();
-    let one = |at, count| (at, count, Outcome::Missed, Some(AFTER_LOSS));
+    let one = |at, count| (at, count, Outcome::Missed, Some(&*why));
     let ran = (85_000, 1, Outcome::Succeeded, None);
     assert_eq!(told, [one(20_000, 1), one(40_000, 5), ran]);
+}
+
+/// What the records of the job say of what a loss of the data kept from running; it names the time of the adoption.
+async fn why_kept_back(s: &dyn Store, begins: &str) -> String {
+    let state = s.observe(&[j()]).await.unwrap().value.remove(0);
+    let state = state.expect("a state");
+    let until = format!(" granted nothing until {}", Occurrence(state.lost_until));
+    assert!(
+        state.lost_why.starts_with(begins) && state.lost_why.ends_with(&until),
+        "{state:?}"
+    );
+    state.lost_why
+}
+
+/// An instance that knew nothing of the job waited for the store, and so does another one that claims late.
+async fn what_the_first_wait_kept_from_running_is_one_record(bed: Bed) {
+    let s = bed.store();
+    let (now, incarnation) = now(&*s).await;
+    let begins = Register {
+        lost_before: now - 91_000,
+        waits_since: now - 90_000,
+        ..registration("backup", Some(&incarnation))
+    };
+    let _ = s.register(&[begins]).await.unwrap();
+    let why = why_kept_back(&*s, "the store was new, ").await;
+    let kept_back = Answer::Recorded {
+        outcome: Outcome::Skipped,
+        reason: why.clone(),
+    };
+    assert_eq!(
+        control(&*s, Control::Skip { count: 1 }).await,
+        Controlled::Done
+    );
+    let catches_up = Claim {
+        missed: vec![
+            Missed::one(Occurrence(now - 80_000)),
+            Missed::one(Occurrence(now - 70_000)),
+        ],
+        trigger: Trigger::CatchUp,
+        ..claim(now - 60_000, "a")
+    };
+    assert_eq!(one(&*s, &catches_up).await, kept_back);
+    assert_eq!(one(&*s, &catches_up).await, Answer::Settled(None));
+    let late = Claim {
+        start_by: now - 1,
+        ..claim(now - 50_000, "b")
+    };
+    assert_eq!(one(&*s, &late).await, kept_back);
+    let left = s
+        .observe(&[j()])
+        .await
+        .unwrap()
+        .value
+        .remove(0)
+        .expect("a state");
+    assert_eq!(
+        (left.since, left.first_wait, left.skip),
+        (now - 90_000, true, 1)
+    );
+    // One that nobody has any more has its own reason.
+    assert_eq!(
+        control(&*s, Control::Skip { count: 0 }).await,
+        Controlled::Done
+    );
+    let removed = Claim {
+        start_by: claim::REMOVED,
+        ..claim(now - 40_000, "b")
+    };
+    let reason = claim::JOB_REMOVED.to_owned();
+    assert_eq!(
+        one(&*s, &removed).await,
+        Answer::Recorded {
+            outcome: Outcome::Missed,
+            reason
+        }
+    );
+    let records = s.history(&j(), 9).await.unwrap();
+    let told: Vec<_> = records
+        .iter()
+        .map(|r| (now - r.occurrence.0, r.count, r.outcome, r.error.as_deref()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (40_000, 1, Outcome::Missed, Some(claim::JOB_REMOVED)),
+            (50_000, 4, Outcome::Skipped, Some(&*why))
+        ]
+    );
 }
 
 async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {

@@ -257,6 +257,7 @@ impl Node {
             presence: Presence::New,
             owed: vec![],
             back_at: 0,
+            waits_since: 0,
             remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".into(),

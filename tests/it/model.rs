@@ -533,6 +533,7 @@ async fn register(store: &dyn Store, m: &mut Model) {
         lost_before: 0,
         presence: [Presence::Disabled, Presence::New, Presence::Kept][m.rng.usize(..3)],
         back_at: if m.one_in(2) { m.instant() } else { 0 },
+        waits_since: if m.one_in(2) { m.instant() } else { 0 },
         owed: m.one_in(3).then(|| m.missed()).into_iter().collect(),
         remembered: m.remembered(),
         instance: m.instance(),

@@ -149,6 +149,7 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
             presence: Presence::New,
             owed: vec![],
             back_at: 0,
+            waits_since: 0,
             remembered: Default::default(),
             instance: InstanceId::new("a"),
             host: "a".to_owned(),

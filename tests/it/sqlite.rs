@@ -85,6 +85,7 @@ async fn register(store: &dyn Store) {
         presence: Presence::New,
         owed: vec![],
         back_at: 0,
+        waits_since: 0,
         remembered: Default::default(),
         instance: InstanceId::new("a"),
         host: "h".to_owned(),

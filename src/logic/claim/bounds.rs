@@ -254,6 +254,81 @@ fn what_a_loss_keeps_from_running_is_one_record() {
     assert_eq!(st.lost_until, 0);
 }
 
+/// A job that the store knew nothing of is owed from when an instance asked for it; but what was planned while it waited
+/// may have run in data that is lost.
+#[test]
+fn what_the_first_wait_keeps_from_running_is_one_record() {
+    let ask = Register {
+        waits_since: T - 5000,
+        lost_before: T - 6000,
+        adopt: Some("incarnation".to_owned()),
+        presence: Presence::New,
+        ..registration(0)
+    };
+    let adopted = |ask: &Register| {
+        let (said, state, effects) = asks_to_register(None, ask, T);
+        assert_eq!((said, effects.records.len()), (Registration::Ready, 0));
+        state
+    };
+    let mut st = adopted(&ask);
+    assert_eq!(
+        (st.since, st.lost_until, st.first_wait),
+        (T - 5000, T, true)
+    );
+    let until = format!("until {}", Occurrence(T));
+    assert!(st.lost_why.starts_with("the store was new, ") && st.lost_why.ends_with(&until));
+    let mut history = std::collections::VecDeque::new();
+    let mut ask_for = |st: &mut State, missed: &[i64], at: i64, now: i64| {
+        let c = Claim {
+            missed: missed
+                .iter()
+                .map(|at| Missed::one(Occurrence(*at)))
+                .collect(),
+            trigger: Trigger::CatchUp,
+            ..asks(at)
+        };
+        let (answer, mut effects) = claimed(st, &c, now);
+        for r in std::mem::take(&mut effects.records) {
+            effects.put(r, &mut history);
+        }
+        let told = |r: &RunRecord| (r.occurrence.0 - T, r.count, r.error.clone());
+        (answer, history.iter().map(told).collect::<Vec<_>>())
+    };
+    let why = st.lost_why.clone();
+    // Neither a pause nor a skip is the reason, and none is used up.
+    st.skip = 1;
+    let (answer, all) = ask_for(&mut st, &[T - 4000, T - 3000], T - 2000, T);
+    assert_eq!(recorded(&answer), (Outcome::Skipped, &*why));
+    assert_eq!((all, st.skip), (vec![(-2000, 3, Some(why.clone()))], 1));
+    let (answer, all) = ask_for(&mut st, &[T - 1000], T, T + 1);
+    assert_eq!(recorded(&answer), (Outcome::Skipped, &*why));
+    assert_eq!(all, [(0, 5, Some(why))]);
+    // What comes after it runs.
+    st.skip = 0;
+    let (answer, _) = ask_for(&mut st, &[], T + 1000, T + 1000);
+    assert!(matches!(answer, Answer::Granted(_)), "{answer:?}");
+    assert_eq!(
+        (st.lost_until, st.first_wait, &*st.lost_why),
+        (0, false, "")
+    );
+    // Who remembers the job knows that the store has lost it; who did not wait was not kept back.
+    let remembers = adopted(&Register {
+        known: Occurrence(T - 9000),
+        ..ask.clone()
+    });
+    assert_eq!((remembers.since, remembers.first_wait), (T - 9000, false));
+    assert!(
+        remembers
+            .lost_why
+            .starts_with("the store had lost its data, ")
+    );
+    let later = adopted(&Register {
+        waits_since: 0,
+        ..ask
+    });
+    assert_eq!((later.since, later.first_wait), (T, false));
+}
+
 #[test]
 fn what_a_loss_kept_back_has_no_other_reason() {
     let lost = || State {
@@ -781,6 +856,7 @@ fn registration(known: i64) -> Register {
         presence: Presence::New,
         owed: vec![],
         back_at: 0,
+        waits_since: 0,
         remembered: Remembered::default(),
         instance: InstanceId::new("a"),
         host: String::new(),
@@ -1489,6 +1565,7 @@ fn a_record_of_a_loss_takes_the_place_of_one_like_it_alone() {
             job: JobName::new(name),
             before: Occurrence(T),
             at: Occurrence(T + 1000),
+            why: AFTER_LOSS.to_owned(),
         }],
         ..Effects::default()
     };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::{AFTER_LOSS, Last, OnCrash, Open, Overlap};
+use super::{Last, OnCrash, Open, Overlap};
 use crate::model::{
     FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
 };
@@ -209,24 +209,23 @@ pub struct Joined {
     pub job: JobName,
     pub before: Occurrence,
     pub at: Occurrence,
+    /// What both say.
+    pub why: String,
 }
 
 impl Joined {
     /// `old` is the record to be replaced.
     pub fn replaces(&self, old: &RunRecord) -> bool {
-        old.occurrence == self.before
-            && old.attempt == 0
-            && old.error.as_deref() == Some(AFTER_LOSS)
+        old.occurrence == self.before && old.attempt == 0 && old.error.as_ref() == Some(&self.why)
     }
 }
 
 impl Effects {
     /// What the history has to have before `record`, which is one of `records`, so that `record` takes its place.
     pub fn joined(&self, record: &RunRecord) -> Option<&Joined> {
-        let after_loss = record.attempt == 0 && record.error.as_deref() == Some(AFTER_LOSS);
-        self.joined
-            .iter()
-            .find(|j| after_loss && j.job == record.job && j.at == record.occurrence)
+        let of = |j: &&Joined| j.job == record.job && j.at == record.occurrence;
+        let mut joined = self.joined.iter().filter(of);
+        joined.find(|j| record.attempt == 0 && record.error.as_ref() == Some(&j.why))
     }
     /// Puts `record`, which is one of `records`, into its job's history, newest first.
     pub fn put(&self, mut record: RunRecord, history: &mut VecDeque<RunRecord>) {

@@ -39,6 +39,10 @@ pub struct Register {
     /// Since when the caller has the job, Unix ms; 0: since now.
     #[serde(default)]
     pub back_at: i64,
+    /// Since when the caller, which knew nothing of the job, waits for the store to grant again, Unix ms; 0: it did not
+    /// wait. What was planned since then is recorded.
+    #[serde(default)]
+    pub waits_since: i64,
     /// What the caller knows people to have asked for.
     pub remembered: Remembered,
     pub instance: InstanceId,
@@ -230,22 +234,38 @@ fn owed_after(r: &Register, now: i64) -> i64 {
     }
 }
 
-/// [`State::lost_until`] of a state that is adopted now.
-fn lost_until(r: &Register, now: i64) -> i64 {
-    if r.lost_before > 0 { now } else { 0 }
+/// Notes in a state that is adopted now until when its job was kept from running, and why.
+fn note_loss(st: &mut State, why: &str, now: i64) {
+    st.lost_until = now;
+    st.lost_why = format!("{why} and granted nothing until {}", Occurrence(now));
 }
+
+/// What kept a job from running until its state was adopted.
+const LOST_DATA: &str = "the store had lost its data,";
+const RESTARTED: &str = "the store was restarted, or its data had changed,";
+const NEW: &str = "the store was new, or had lost its data,";
 
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
+    // Nobody knows of anything that was lost.
+    let first = r.presence == Presence::New && r.known.0 == 0 && r.back_at == 0;
     let mut st = State {
         incarnation: incarnation.to_owned(),
         schedule: r.schedule.clone(),
         definition: r.definition.clone(),
-        since: owed_after(r, now),
+        since: match r.waits_since {
+            since if first && since > 0 => since.min(now),
+            _ => owed_after(r, now),
+        },
         lost_before: r.lost_before,
-        lost_until: lost_until(r, now),
+        first_wait: first && r.waits_since > 0,
         ..State::default()
     };
+    if st.first_wait {
+        note_loss(&mut st, NEW, now);
+    } else if r.lost_before > 0 {
+        note_loss(&mut st, LOST_DATA, now);
+    }
     forget_lost(&mut st, r, now, effects);
     st.triggers = r.remembered.restore(&mut st, now);
     lose_waiting_triggers(&mut st, r, now, effects);
@@ -258,7 +278,11 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
     // What was due before the loss may have run, whatever the caller knows of it: the state may be an old copy, or have
     // no more than what instances remembered.
     st.lost_before = st.lost_before.max(r.lost_before);
-    st.lost_until = lost_until(r, now);
+    st.forget_loss();
+    if r.lost_before > 0 {
+        let lost = st.incarnation.is_empty();
+        note_loss(st, if lost { LOST_DATA } else { RESTARTED }, now);
+    }
     // The same, or no more than leases that were put back, which owe what they owed.
     if st.incarnation.is_empty() && (st.newest == 0 || r.back_at > 0) {
         st.since = st.since.max(owed_after(r, now));

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS};
+use super::{AFTER_LOSS, Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS};
 use crate::model::{
     InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, ms, ms_or_none,
 };
@@ -68,6 +68,14 @@ pub struct State {
     /// kept back by that loss. 0: nothing was lost, or all that was planned until then is decided.
     #[serde(skip_serializing_if = "is_zero", deserialize_with = "ms")]
     pub lost_until: i64,
+    /// The error of the records of what was kept back so, with that time. Empty: nothing was, or an older version
+    /// adopted the state.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub lost_why: String,
+    /// The store knew nothing of the job before, nor did an instance: what was planned up to `lost_until` does not run,
+    /// because it may have run in data that nobody remembers; it is recorded as skipped.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub first_wait: bool,
     /// Decided occurrences that have not ended. More than one only with [`Overlap::Allow`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub open: Vec<Open>,
@@ -241,6 +249,25 @@ impl State {
     /// The loss of the store's data kept the range (or its begin) from running.
     pub(super) fn kept_back(&self, m: &Missed) -> bool {
         m.first.0 <= self.lost_until && m.last.0 > self.lost_before
+    }
+    /// Why that range did not run.
+    pub fn why_kept_back(&self) -> &str {
+        match self.lost_why.as_str() {
+            "" => AFTER_LOSS,
+            why => why,
+        }
+    }
+    /// Nothing was expected of a store that is new: to wait for it is no fault.
+    pub(super) fn kept_back_as(&self) -> Outcome {
+        match self.first_wait {
+            true => Outcome::Skipped,
+            false => Outcome::Missed,
+        }
+    }
+    /// The wait is over, or was dated by a wrong clock.
+    pub(super) fn forget_loss(&mut self) {
+        (self.lost_until, self.first_wait) = (0, false);
+        self.lost_why.clear();
     }
     /// Some of the range is decided, and some is not.
     pub(super) fn decided_in(&self, m: &Missed) -> bool {

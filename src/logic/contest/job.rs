@@ -328,6 +328,10 @@ pub struct JobState {
     newest: Occurrence,
     /// Occurrences up to here are not owed.
     since: Occurrence,
+    /// Since when (Unix ms) it has waited, in an epoch, for the store to grant again.
+    waits_since: Option<(Box<EpochName>, i64)>,
+    /// See [`State::lost_until`].
+    lost_until: i64,
     /// What people asked of the job, as far as this instance knows; None: nothing.
     remembered: Option<Box<Remembered>>,
     /// The present definition plans the occurrences after this.
@@ -373,6 +377,8 @@ impl JobState {
             standing: Standing::New(RegisterWhen::Now),
             newest: Occurrence(0),
             since: Occurrence(0),
+            waits_since: None,
+            lost_until: 0,
             remembered: None,
             planned: Occurrence(0),
             queue: Queue::default(),
@@ -627,10 +633,24 @@ impl JobState {
             false => epoch.adoptable_last_in(self.quarantine, now),
         }
     }
-    /// The store says to wait until the quarantine of `epoch` is over.
-    pub fn register_after_quarantine(&mut self, epoch: &Epoch) {
+    /// The store says to wait until the quarantine of `epoch` is over. `now_ms`: Unix ms of the store's clock, if that
+    /// is known.
+    pub fn register_after_quarantine(&mut self, epoch: &Epoch, now_ms: Option<i64>) {
         let of = Box::new(EpochName::of(epoch));
+        if self.waited_in(epoch).is_none() {
+            self.waits_since = now_ms.map(|now| (of.clone(), now));
+        }
         self.standing.ask(RegisterWhen::QuarantineIsOver(of));
+    }
+    /// Since when it has waited so in `epoch`.
+    fn waited_in(&self, epoch: &Epoch) -> Option<i64> {
+        let of = self.waits_since.as_ref();
+        of.filter(|(of, _)| **of == EpochName::of(epoch))
+            .map(|(_, since)| *since)
+    }
+    /// The store granted nothing at that time, because its data was new.
+    pub fn was_kept_back(&self, at: Occurrence) -> bool {
+        at.0 <= self.lost_until
     }
     /// The store refuses what is asked about the job, or cannot be reached.
     pub fn is_troubled(&self) -> bool {
@@ -675,6 +695,11 @@ impl JobState {
             },
             owed: (self.absence.as_ref()).map_or(vec![], |absence| absence.owed.clone()),
             back_at: self.absence.as_ref().map_or(0, |absence| absence.until),
+            waits_since: match self.standing {
+                // Otherwise what was planned meanwhile is in the queue.
+                Standing::New(_) if job.enabled => self.waited_in(epoch).unwrap_or(0),
+                _ => 0,
+            },
             remembered,
             instance: me.instance.clone(),
             host: me.host.clone(),
@@ -736,6 +761,7 @@ impl JobState {
         }
         self.newest = self.newest.max(Occurrence(state.newest));
         self.since = self.since.max(Occurrence(state.since));
+        (self.waits_since, self.lost_until) = (None, state.lost_until);
         let remembered = Remembered::of(state);
         self.remembered = (remembered != Remembered::default()).then(|| remembered.into());
         self.told_triggers = Some(Box::new(EpochName::of(epoch)));

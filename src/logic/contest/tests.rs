@@ -1570,7 +1570,7 @@ fn a_job_is_registered_when_it_was_said() {
     let mut state = JobState::new(job(""), Account::default());
     let again = |state: &JobState| state.register_in(&closed("1"), now);
     assert_eq!(again(&state), Some(Duration::ZERO));
-    state.register_after_quarantine(&closed("1"));
+    state.register_after_quarantine(&closed("1"), None);
     assert_eq!(again(&state), Some(state.quarantine()));
     // Another epoch may say something else.
     assert_eq!(state.register_in(&closed("2"), now), Some(Duration::ZERO));
@@ -1579,13 +1579,48 @@ fn a_job_is_registered_when_it_was_said() {
     assert_eq!(again(&state), Some(Duration::from_secs(5)));
     state.resync();
     assert_eq!(again(&state), Some(Duration::from_secs(5)));
-    state.register_after_quarantine(&closed("1"));
+    state.register_after_quarantine(&closed("1"), None);
     state.resync();
     assert_eq!(again(&state), Some(Duration::ZERO));
     // Who was never without the job has nothing to tell of it.
     state.told_absence(&closed("1"), now);
     assert!(!state.has_to_tell_absence(&closed("1")));
     assert_eq!(again(&state), Some(Duration::ZERO));
+}
+
+/// Since the first time in an epoch; what is planned from then on is to be recorded.
+#[test]
+fn a_new_job_says_since_when_it_waits() {
+    let (one, two) = (epoch("1"), epoch("2"));
+    let me = Me {
+        instance: InstanceId::new("a"),
+        host: "a.example".to_owned(),
+    };
+    let since = |state: &JobState, epoch| state.registration(&me, epoch).waits_since;
+    let mut state = JobState::new(job(""), Account::default());
+    assert_eq!(since(&state, &one), 0);
+    state.register_after_quarantine(&one, Some(NOON));
+    state.register_after_quarantine(&one, Some(NOON + 5));
+    state.resync();
+    assert_eq!((since(&state, &one), since(&state, &two)), (NOON, 0));
+    state.register_after_quarantine(&two, Some(NOON + 9));
+    assert_eq!((since(&state, &one), since(&state, &two)), (0, NOON + 9));
+    // Once it is registered, what is planned meanwhile is in its queue.
+    let lost = State {
+        lost_until: NOON + 20,
+        ..State::default()
+    };
+    let definition = state.definition.clone();
+    assert!(
+        state
+            .registered(&definition, &lost, &two, NOON + 20)
+            .is_some()
+    );
+    let kept = |at: i64| state.was_kept_back(Occurrence(NOON + at));
+    assert_eq!([kept(20), kept(21)], [true, false]);
+    state.lost();
+    state.register_after_quarantine(&two, Some(NOON + 30));
+    assert_eq!(since(&state, &two), 0);
 }
 
 #[test]

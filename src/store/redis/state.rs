@@ -34,6 +34,8 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "newest" => st.newest = time(name, v)?,
             "lost_before" => st.lost_before = time(name, v)?,
             "lost_until" => st.lost_until = time(name, v)?,
+            "lost_why" => st.lost_why = v.clone(),
+            "first_wait" => st.first_wait = true,
             "open" => st.open = json(name, v)?,
             "last" => st.last = Some(json(name, v)?),
             "lapsed" => st.lapsed = Some(json(name, v)?),
@@ -76,6 +78,12 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
             f.insert(name, ms.to_string());
         }
     }
+    if !st.lost_why.is_empty() {
+        f.insert("lost_why", st.lost_why.clone());
+    }
+    if st.first_wait {
+        f.insert("first_wait", "1".to_owned());
+    }
     if !st.early.is_empty() {
         f.insert("early", json(&st.early));
     }
@@ -104,9 +112,11 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 20] = [
+const KNOWN: [&str; 22] = [
     "lost_before",
     "lost_until",
+    "lost_why",
+    "first_wait",
     "incarnation",
     "schedule",
     "definition",

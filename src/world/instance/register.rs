@@ -157,7 +157,9 @@ impl World {
         }
         let h = &here.jobs[job];
         if !h.state.adoptable_in(&epoch, now).is_zero() {
-            self.here(i, job).state.register_after_quarantine(&epoch);
+            let now_ms = here.believed_ms(now);
+            let h = self.here(i, job);
+            h.state.register_after_quarantine(&epoch, now_ms);
             return;
         }
         let born = here.belief.at(epoch.first_seen);

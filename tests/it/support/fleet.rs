@@ -589,9 +589,21 @@ impl Fleet {
         })
     }
 
-    /// Run records of a job, newest first.
+    /// Run records of a job, newest first, without that of what was planned while the fleet waited for a new store.
     #[track_caller]
     pub fn history(&self, job: &str) -> Vec<Value> {
+        let mut all = self.whole_history(job);
+        let first_wait = |r: &Value| {
+            r["error"]
+                .as_str()
+                .is_some_and(|e| e.starts_with("the store was new, "))
+        };
+        all.retain(|r| !first_wait(r));
+        all
+    }
+
+    #[track_caller]
+    fn whole_history(&self, job: &str) -> Vec<Value> {
         match self.json(&["history", job, "--json", "-n", "200"]) {
             Value::Array(records) => records,
             other => panic!("history --json is no array: {other}"),
@@ -618,7 +630,7 @@ impl Fleet {
     #[track_caller]
     pub fn recorded(&self, job: &str, period_ms: i64) -> BTreeSet<i64> {
         let mut found = BTreeSet::new();
-        for record in self.history(job) {
+        for record in self.whole_history(job) {
             let newest = occurrence_ms(&record);
             let count = record["count"].as_i64().unwrap_or(1);
             found.extend((0..count).map(|n| newest - n * period_ms));
