@@ -261,7 +261,7 @@ fn texts(value: &ContextValue) -> Vec<String> {
 }
 
 /// The hint for a store error, in one line.
-fn remedy(e: &store::Error, store: &str) -> Option<String> {
+pub(super) fn remedy(e: &store::Error, store: &str) -> Option<String> {
     Some(match e {
         // The message says what to do.
         store::Error::Unreachable { reason, .. } if reason.contains(store::connection::FULL) => {

@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::support::{GENEROUS, process, wait_for, wait_until};
+use crate::support::{GENEROUS, process, server::RedisServer, wait_for, wait_until};
 
 const EXE: &str = env!("CARGO_BIN_EXE_soloist");
 const LEFT: &str = "\x1b[?1049l";
@@ -30,9 +30,20 @@ struct Terminal {
 impl Terminal {
     fn start(variables: &[(&str, &str)], columns: u16, rows: u16) -> Self {
         let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("store.db");
+        let url = format!("sqlite:{}", file.display());
+        Self::start_on(dir, &url, variables, columns, rows)
+    }
+
+    fn start_on(
+        dir: tempfile::TempDir,
+        url: &str,
+        variables: &[(&str, &str)],
+        columns: u16,
+        rows: u16,
+    ) -> Self {
         let jobs = format!(
-            "[store]\nurl = 'sqlite:{}'\n[jobs.tidy]\nschedule = []\ncommand = 'echo tidied; touch ran'\n",
-            dir.path().join("store.db").display()
+            "[store]\nurl = '{url}'\n[jobs.tidy]\nschedule = []\nlease = '1h'\ncommand = 'echo tidied; touch ran'\n"
         );
         fs::write(dir.path().join("jobs.toml"), jobs).expect("a file");
         let plain = |mut command: Command| {
@@ -56,7 +67,9 @@ impl Terminal {
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         let daemon = daemon.spawn().expect("soloist starts");
-        wait_until("a store", GENEROUS, || dir.path().join("store.db").exists());
+        if url.starts_with("sqlite:") {
+            wait_until("a store", GENEROUS, || dir.path().join("store.db").exists());
+        }
         let (mut master, mut slave) = (-1, -1);
         let size = libc::winsize {
             ws_row: rows,
@@ -143,6 +156,19 @@ impl Terminal {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Waits until all of these are on the screen, which it has drawn anew again and again: otherwise only what changes
+    /// is drawn.
+    #[track_caller]
+    fn wait_screen(&mut self, texts: &[&str]) {
+        wait_until("what the screen shows", GENEROUS, || {
+            self.seen.clear();
+            self.press("\x0c");
+            std::thread::sleep(Duration::from_millis(200));
+            self.look();
+            texts.iter().all(|text| self.seen.contains(text))
+        });
     }
 
     #[track_caller]
@@ -243,6 +269,37 @@ fn it_is_suspended_and_comes_back() {
     t.wait_shown("asleep");
     t.press("\n");
     t.wait_shown("tidy");
+    t.press("q");
+    t.wait_shown("code 0");
+    t.as_before();
+}
+
+/// Neither a store that is away when it starts nor the wait of a new fleet is silent.
+#[test]
+fn it_starts_without_the_store_and_goes_on_when_that_comes() {
+    let mut server = RedisServer::start();
+    server.kill();
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut t = Terminal::start_on(dir, &server.url(), &[], 200, 50);
+    t.wait_screen(&[
+        "no answer from the store yet, for ",
+        "not available",
+        "reach",
+        "tidy",
+        "manual",
+    ]);
+    server.revive(None);
+    t.wait_screen(&[
+        "jobs wait up to ",
+        "the store is new, ",
+        "--new-fleet",
+        "running;",
+    ]);
+    server.kill();
+    t.wait_screen(&[
+        "no answer from the store for ",
+        "this is what was known then",
+    ]);
     t.press("q");
     t.wait_shown("code 0");
     t.as_before();

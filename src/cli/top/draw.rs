@@ -241,11 +241,12 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
     let mut said = vec![];
     if let Some(why) = &state.away {
         let since = span(state.now - state.away_since);
+        let known = match state.fleet {
+            Some(_) => format!("for {since}, this is what was known then"),
+            None => format!("yet, for {since}, and it is asked again each second"),
+        };
         said.push((
-            format!(
-                "no answer from the store for {since}, this is what was known then: {}",
-                words::line(why)
-            ),
+            format!("no answer from the store {known}: {}", words::line(why)),
             Mood::Bad,
         ));
     } else if state.fleet.is_none() {
@@ -306,11 +307,14 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
     }
     let running: usize = jobs().map(|l| l.view.running.len()).sum();
     let paused = jobs().filter(|l| l.view.paused.is_some()).count();
-    let mut all = format!("{}, {running} running", count(state.jobs.len(), "job"));
-    if paused > 0 {
-        all += &format!(", {paused} paused");
+    let mut all = count(state.jobs.len(), "job");
+    if state.fleet.is_some() {
+        all += &format!(", {running} running");
+        if paused > 0 {
+            all += &format!(", {paused} paused");
+        }
+        all += &format!("; {}", count(live, "live instance"));
     }
-    all += &format!("; {}", count(live, "live instance"));
     match said.is_empty() {
         true => said.push((format!("all is well: {all}"), Mood::Good)),
         false => said.push((all, Mood::Plain)),

@@ -157,7 +157,7 @@ pub(super) enum News {
     Problems(Vec<String>),
     /// By job: see [`view::noted`].
     Noted(BTreeMap<JobName, i64>),
-    /// The store does not answer.
+    /// The store does not answer: why, and what to do.
     Away(String),
     /// More records of the job that is looked at.
     History(JobName, Vec<RunRecord>),

@@ -13,7 +13,7 @@ use tokio::{
 
 use super::state::{Found, HISTORY, News, RECENT};
 use crate::{
-    cli::{Context, logs::POLL},
+    cli::{Context, failure::remedy, logs::POLL},
     clock::Boottime,
     logic::claim::State,
     model::{JobName, RunId},
@@ -59,7 +59,7 @@ pub(super) async fn fleet(ctx: &Context, to: &To) {
                 });
             }
             Err(e) => {
-                away(to, &e);
+                away(ctx, to, &e);
                 sleep(AFTER_FAILURE).await;
                 continue;
             }
@@ -89,8 +89,10 @@ async fn noted(ctx: &Context, to: &To) {
     }
 }
 
-fn away(to: &To, e: &store::Error) {
-    let _ = to.send(News::Away(e.to_string()));
+fn away(ctx: &Context, to: &To, e: &store::Error) {
+    let what = remedy(e, &format!("the store that {} names", ctx.path.display()));
+    let what = what.map_or(String::new(), |what| format!("; {what}"));
+    let _ = to.send(News::Away(format!("{e}{what}")));
 }
 
 /// Looks at the jobs for as long as it is polled.
@@ -116,7 +118,7 @@ pub(super) async fn jobs(ctx: &Context, to: &To, mut wanted: watch::Receiver<Wan
             match look(ctx, to, &names, &mut known).await {
                 Ok(()) => some.retain(|name| !names.contains(name)),
                 Err(e) => {
-                    away(to, &e);
+                    away(ctx, to, &e);
                     sleep(AFTER_FAILURE).await;
                 }
             }
@@ -216,7 +218,7 @@ pub(super) async fn job(ctx: &Context, to: &To, mut wanted: watch::Receiver<Want
         match ctx.store.records(&job, HISTORY).await {
             Ok(records) => drop(to.send(News::History(job.clone(), records))),
             Err(store::Error::Corrupt { .. }) => {}
-            Err(e) => away(to, &e),
+            Err(e) => away(ctx, to, &e),
         }
         // Until something else is looked at.
         tokio::select! {
@@ -248,7 +250,7 @@ async fn follow(ctx: &Context, to: &To, job: &JobName, run: Option<RunId>, at: &
                 }
                 Ok(Err(store::Error::Corrupt { .. })) => done = true,
                 Ok(Err(e)) => {
-                    away(to, &e);
+                    away(ctx, to, &e);
                     sleep(AFTER_FAILURE).await;
                 }
                 Err(_) => {}

@@ -528,6 +528,73 @@ fn what_is_found_is_selected() {
 }
 
 #[test]
+fn a_store_that_never_answered_is_said_and_answers() {
+    let mut s = State::new(&configured(), "redis://store:6379/0", 1000, NOW);
+    assert!(screen(&s, 80, 24).contains("asking the store at redis://store:6379/0 ..."));
+    s.take(News::Away(
+        "the store at redis://store:6379/0 is not available: refused; check that it is up".into(),
+    ));
+    s.tick(6000);
+    let text = screen(&s, 80, 24);
+    let lines: Vec<&str> = text.lines().skip(1).take(3).collect();
+    assert_eq!(
+        lines,
+        [
+            "no answer from the store yet, for 5 s, and it is asked again each second: the",
+            "store at redis://store:6379/0 is not available: refused; check that it is up",
+            "4 jobs",
+        ],
+        "{text}"
+    );
+    let small = screen(&s, 40, 10);
+    assert!(
+        small.contains("\nno answer from the store yet, for 5 s, …\n"),
+        "{small}"
+    );
+    s.take(News::Fleet {
+        fleet: Box::new(fleet(&[(WEB, -5_000)])),
+        shown: NOW + 5_000,
+        local_ms: 6000,
+    });
+    let text = screen(&s, 80, 24);
+    assert!(!text.contains("no answer"), "{text}");
+    assert!(
+        text.contains("4 jobs, 0 running; 1 live instance"),
+        "{text}"
+    );
+}
+
+/// As `status` says it, on as many lines as it takes.
+#[test]
+fn a_fleet_that_waits_says_why() {
+    let mut s = state();
+    let waits = Fleet {
+        born: NOW - 5_000,
+        quarantine: Duration::from_secs(17),
+        open: false,
+        ..fleet(&[(WEB, 500)])
+    };
+    s.take(News::Fleet {
+        fleet: Box::new(waits),
+        shown: NOW,
+        local_ms: 1000,
+    });
+    let text = screen(&s, 80, 24);
+    let lines: Vec<&str> = text.lines().skip(1).take(5).collect();
+    assert_eq!(
+        lines,
+        [
+            "jobs wait up to 12 s more, until 2026-11-20T15:12:54Z: the store is new, was",
+            "restarted or lost its data, and runs from before may still be alive; if nothing",
+            "of this fleet runs anywhere else, there is no need to wait: stop web-1, and",
+            "start it once with --new-fleet",
+            "1 job fails: report",
+        ],
+        "{text}"
+    );
+}
+
+#[test]
 fn a_store_that_is_gone_is_said_and_comes_back() {
     let mut s = state();
     s.take(News::Away(
