@@ -334,6 +334,16 @@ pub(crate) fn who(fleet: &Fleet, clock: Clock, config: Option<&str>) -> String {
     }
 }
 
+/// No instance is up.
+pub(crate) const NOBODY: &str = "no instance is up, so no job starts: `soloist run` starts one";
+
+/// Some: nothing starts at present.
+pub(crate) fn standstill(fleet: &Fleet, clock: Clock) -> Option<String> {
+    let nobody = || fleet.instances.values().all(|i| clock.silent(i));
+    let nobody = || nobody().then(|| NOBODY.to_owned());
+    doubt(clock).or_else(|| wait(fleet, clock)).or_else(nobody)
+}
+
 /// Some: the store's data is new, so nothing starts yet.
 pub(crate) fn wait(fleet: &Fleet, clock: Clock) -> Option<String> {
     let words = view::epoch(fleet, clock.now).words;

@@ -680,19 +680,23 @@ pub(crate) fn wait_in_words(
 ) -> String {
     // Rounded up.
     let seconds = |ms: i64| ms.saturating_add(999).div_euclid(1000).saturating_mul(1000);
-    let wait = match since.map(|since| since.saturating_add(quarantine)) {
+    let until = since.map(|since| since.saturating_add(quarantine));
+    let wait = match until {
         Some(until) if until > now => format!(
             "jobs wait up to {} more, until {}",
             words::span(seconds(until.saturating_sub(now))),
             words::instant(seconds(until))
         ),
         Some(_) => "jobs wait a moment more".to_owned(),
-        None if quarantine > 0 => format!(
-            "no job starts until an instance is up and has waited {}",
-            words::span(seconds(quarantine))
+        None => format!(
+            "no instance is up, so no job starts; `soloist run` starts one, and jobs then wait {}",
+            match quarantine {
+                0 => "for as long as their lease".to_owned(),
+                ms => format!("up to {}", words::span(seconds(ms))),
+            }
         ),
-        None => "no job starts until an instance is up and has waited".to_owned(),
     };
+    let newcomer = newcomer.filter(|_| until.is_some_and(|until| until > now));
     let skip = newcomer.map_or(String::new(), |id| {
         format!(
             "; if nothing of this fleet runs anywhere else, there is no need to wait: stop {}, and start it once with \
@@ -1024,7 +1028,9 @@ mod tests {
         ] {
             assert_eq!(of(instances, drains, false), format!("{until}: {why}"));
         }
-        let nobody = format!("no job starts until an instance is up and has waited 18 s: {why}");
+        let nobody = format!(
+            "no instance is up, so no job starts; `soloist run` starts one, and jobs then wait up to 18 s: {why}"
+        );
         assert_eq!(of(&[], &[], false), nobody);
         assert_eq!(of(&both, &[], true), "");
     }

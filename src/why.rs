@@ -315,7 +315,7 @@ impl Facts<'_> {
                          with the store."
                     .to_owned(),
                 false => match acts::wait(&self.fleet, self.clock) {
-                    Some(why) => format!("Nothing is known of the job yet, {why}."),
+                    Some(why) => format!("Nothing is recorded of it yet: {why}."),
                     None => "Nothing is known: no instance has registered the job with the store yet.".to_owned(),
                 },
             };
@@ -364,7 +364,7 @@ impl Facts<'_> {
         }
         if st.incarnation != self.incarnation {
             return match acts::wait(&self.fleet, self.clock) {
-                Some(why) => format!("It waits: {why}."),
+                Some(why) => format!("Nothing is recorded of it yet: {why}."),
                 None => "It waits: the store was restarted or lost its data, and an instance is about to register the \
                          job again."
                     .to_owned(),
@@ -483,7 +483,10 @@ impl Facts<'_> {
                     last.outcome
                 );
             }
-            return format!("It was not run, but {}{reason}.", last.outcome);
+            return match last.outcome {
+                Outcome::Unknown => format!("Nobody knows whether it ran{reason}."),
+                outcome => format!("It did not run, it was {outcome}{reason}."),
+            };
         }
         let attempts = runs.iter().filter(|r| r.attempt > 0).count();
         let late = last

@@ -10,6 +10,7 @@ use super::{
 };
 pub(crate) use crate::view::exit;
 use crate::{
+    acts,
     logic::claim::State,
     model::{JobName, Outcome},
     store::{Error, HISTORY_KEPT, Observation, observe_each},
@@ -70,11 +71,17 @@ pub(super) async fn history(ctx: &Context, args: &History) -> Result<Exit, Failu
     if ctx.out.json {
         logs::fill(ctx, &mut runs).await?;
     }
-    let now = ctx.fleet().await?.1.right(reply.now_us / 1000);
+    let (fleet, clock) = ctx.fleet().await?;
+    let now = clock.right(reply.now_us / 1000);
     ctx.out.say(&runs, || match args.outcome {
         Some(outcome) if runs.is_empty() => format!("no runs with outcome {outcome}\n"),
         _ => render(&runs, now, args.job.is_none()),
     })?;
+    if runs.is_empty()
+        && let Some(why) = acts::standstill(&fleet, clock)
+    {
+        remark(&why);
+    }
     Ok(Exit::Ok)
 }
 

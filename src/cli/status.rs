@@ -7,6 +7,7 @@ use super::{
     show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, took},
 };
 use crate::{
+    acts,
     logic::{belief::NEAR, coming::SKIPS_COUNTED},
     model::JobName,
     store::observe_each,
@@ -123,15 +124,17 @@ pub(crate) fn render(s: &StatusView) -> String {
     }
     if !s.epoch.open {
         text.push_str(&format!("{}\n", show::paint(WARN, &s.epoch.words)));
+    } else if live == 0 {
+        text.push_str(&format!("{}\n", show::paint(BAD, acts::NOBODY)));
     }
     text.push('\n');
-    if s.instances.is_empty() {
-        text.push_str("no instance is up: `soloist run` starts one\n");
-    } else {
+    if !s.instances.is_empty() {
         text.push_str(&instances(s, now));
     }
     if !s.jobs.is_empty() {
-        text.push('\n');
+        if !s.instances.is_empty() {
+            text.push('\n');
+        }
         text.push_str(&jobs(s, now));
     }
     text.push_str(&lacks(s));
@@ -281,6 +284,9 @@ fn running(j: &JobView, s: &StatusView) -> String {
 fn next(j: &JobView, s: &StatusView) -> Cell {
     match j.next {
         Some(_) if s.nobody_believes => Cell::new(WARN, "when the clock is corrected"),
+        Some(_) if s.instances.iter().all(|i| i.silent) => {
+            Cell::new(WARN, "when an instance is up")
+        }
         Some(t) => relative(t.0, s.now.0).into(),
         None if !j.enabled => Cell::new(DIM, "disabled"),
         None if j.schedule.is_empty() => Cell::new(DIM, "when triggered"),
@@ -339,9 +345,9 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
         && let Some(t) = j.newest
     {
         notes.push(format!(
-            "not run {}, see `{}`",
+            "what was due {} did not run, see `{}`",
             relative(t.0, now),
-            command("why", &[j.job.as_str()])
+            command("why", &[j.job.as_str(), &show::instant(t.0)])
         ));
     }
     if let Some(since) = j.overdue {
@@ -352,12 +358,11 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
         ));
     }
     if j.lapsed {
-        notes.push("its lease is no longer renewed".to_owned());
+        notes.push("its instance may be gone: nobody renews the lease of its run".to_owned());
     }
-    if j.quarantined {
-        notes.push("waits, because the store lost or changed its data".to_owned());
-    } else if !j.known && j.enabled {
+    if j.quarantined || !j.known && j.enabled {
         let waits = match open {
+            true if j.quarantined => "no instance has registered it again yet",
             true => "no instance has registered it yet",
             false => "waits, as said above",
         };
@@ -514,7 +519,7 @@ mod tests {
              manual   manual      -                                                    when triggered  \
              waits, as said above\n\
              retried  @hourly     -                                                    in 47 min 18 s  \
-             attempt 2 (retry) in 3 s; waits, because the store lost or changed its data\n"
+             attempt 2 (retry) in 3 s; waits, as said above\n"
         );
     }
 

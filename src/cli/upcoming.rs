@@ -147,7 +147,7 @@ async fn seen(store: &dyn Store, names: Vec<JobName>) -> Result<Seen, store::Err
     Ok(Seen {
         now: clock.now,
         states,
-        waits: acts::doubt(clock).or_else(|| acts::wait(&fleet.value, clock)),
+        waits: acts::standstill(&fleet.value, clock),
     })
 }
 
@@ -245,33 +245,37 @@ pub(super) fn next(
         })
     });
     let shown: Vec<Shown> = shown.collect();
-    out.say(&shown, || {
-        if list.is_empty() {
-            return nothing(args.job.as_ref().and(jobs.first().copied()));
-        }
-        let mut t = show::Table::new(&["JOB", "OCCURRENCE", "LOCAL TIME", "WHEN", "NOTE"]);
-        for s in &shown {
-            let u = s.planned;
-            let note = |p: &Passed| note(p, &u.job, now);
-            t.row([
-                u.job.as_str().into(),
-                show::instant(u.occurrence.0).into(),
-                show::local(&u.local).into(),
-                show::relative(u.occurrence.0, now).into(),
-                show::Cell::new(
-                    show::WARN,
-                    s.passed_over.iter().flatten().map(note).collect::<String>(),
-                ),
-            ]);
-        }
-        // One job is told before its occurrences; of several, those that are shown, after them.
-        let told: String = listed.iter().map(|job| in_words(job) + "\n").collect();
-        match args.job.is_some() {
-            true => told + &t.render(),
-            false => format!("{}\n{told}", t.render()),
-        }
+    let one = args.job.is_some();
+    out.say(&shown, || match list.is_empty() {
+        true => nothing(jobs.first().copied().filter(|_| one)),
+        false => render(&shown, &listed, one, now),
     })?;
     Ok(Exit::Ok)
+}
+
+/// `one`: only one job was asked for.
+fn render(all: &[Shown], jobs: &[&Job], one: bool, now: i64) -> String {
+    let mut t = show::Table::new(&["JOB", "OCCURRENCE", "LOCAL TIME", "WHEN", "NOTE"]);
+    for s in all {
+        let u = s.planned;
+        let note = |p: &Passed| note(p, &u.job, now);
+        t.row([
+            u.job.as_str().into(),
+            show::instant(u.occurrence.0).into(),
+            show::local(&u.local).into(),
+            show::relative(u.occurrence.0, now).into(),
+            show::Cell::new(
+                show::WARN,
+                s.passed_over.iter().flatten().map(note).collect::<String>(),
+            ),
+        ]);
+    }
+    // One job is told before its occurrences; of several, those that are shown, after them.
+    let told: String = jobs.iter().map(|job| in_words(job) + "\n").collect();
+    match one {
+        true => told + &t.render(),
+        false => format!("{}\n{told}", t.render()),
+    }
 }
 
 /// Why there is no occurrence to show. `job`: the one that was asked about.

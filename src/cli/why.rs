@@ -447,7 +447,10 @@ mod tests {
         let mut skipped = run(AT, 0, Outcome::Skipped);
         skipped.error = Some("paused: disks".into());
         f.history = vec![skipped];
-        assert_eq!(told(&f, AT), "It was not run, but skipped: paused: disks.");
+        assert_eq!(
+            told(&f, AT),
+            "It did not run, it was skipped: paused: disks."
+        );
 
         let mut missed = run(AT, 0, Outcome::Missed);
         missed.count = 3;

@@ -673,7 +673,7 @@ fn next_does_not_wait_for_a_store_that_hangs() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = silent.local_addr().expect("an address");
     let files = Files::new(&format!(
-        "[store]\nurl = 'redis://{at}'\ntimeout = '10m'\n{JOBS}"
+        "[store]\nurl = 'redis://{at}'\ntimeout = '10s'\n[defaults]\nlease = '1h'\n{JOBS}"
     ));
     let next = files.run(&["next", "-n", "1", "--json"]);
     assert_eq!(
@@ -707,7 +707,9 @@ fn to_look_makes_no_database() {
 #[test]
 fn next_says_what_will_not_run() {
     let fleet = Fleet::start();
-    let plan = fleet.run(&["next", "often", "-n", "3", "--json"]).json();
+    // Somebody is up, so that stderr has nothing to say.
+    let run = |args: &[&str]| fleet.run_beside("web-1", false, args);
+    let plan = run(&["next", "often", "-n", "3", "--json"]).json();
     assert!(
         plan.as_array().is_some_and(|all| all
             .iter()
@@ -717,10 +719,10 @@ fn next_says_what_will_not_run() {
     fleet
         .run(&["pause", "draw", "--until", "2h", "--reason", "new disks"])
         .ok();
-    fleet.run(&["skip", "often", "-n", "100"]).ok();
-    let draw = fleet.run(&["next", "draw", "-n", "1", "--json"]).json();
-    let paused = fleet.run(&["status", "--json"]).json()["jobs"][0]["paused"].clone();
-    let far = fleet.run(&["next", "draw", "-n", "1"]).ok();
+    run(&["skip", "often", "-n", "100"]).ok();
+    let draw = run(&["next", "draw", "-n", "1", "--json"]).json();
+    let paused = run(&["status", "--json"]).json()["jobs"][0]["paused"].clone();
+    let far = run(&["next", "draw", "-n", "1"]).ok();
     // Only what is planned within the next two hours is paused.
     match draw[0]["passed_over"].is_null() {
         true => assert!(!far.contains("paused"), "{far}"),
@@ -733,14 +735,14 @@ fn next_says_what_will_not_run() {
             );
         }
     }
-    fleet.run(&["pause", "draw"]).ok();
-    let draw = fleet.run(&["next", "draw", "-n", "2"]).ok();
+    run(&["pause", "draw"]).ok();
+    let draw = run(&["next", "draw", "-n", "2"]).ok();
     assert_eq!(
         draw.matches("  paused until resumed\n").count(),
         2,
         "{draw}"
     );
-    let often = fleet.run(&["next", "often", "-n", "2"]).ok();
+    let often = run(&["next", "often", "-n", "2"]).ok();
     assert_eq!(
         often
             .matches("  will be skipped, as somebody asked\n")
@@ -748,11 +750,28 @@ fn next_says_what_will_not_run() {
         2,
         "{often}"
     );
-    let often = fleet.run(&["next", "often", "-n", "1", "--json"]).json();
+    let often = run(&["next", "often", "-n", "1", "--json"]).json();
     assert_eq!(often[0]["passed_over"], json!({"why": "skipped"}));
     // Of the past nothing is said.
-    let past = fleet.run(&["next", "draw", "-n", "1", "--from", "0"]).ok();
+    let past = run(&["next", "draw", "-n", "1", "--from", "0"]).ok();
     assert!(!past.contains("paused"), "{past}");
+    let nobody = Fleet::start();
+    nobody
+        .runtime
+        .block_on(async { nobody.store.leave(&InstanceId::new("web-1"), 1).await })
+        .expect("it leaves");
+    let next = nobody.run(&["next", "-n", "1"]);
+    assert_eq!(
+        next.err,
+        "soloist: no instance is up, so no job starts: `soloist run` starts one\n"
+    );
+    let status = nobody.run(&["status"]).ok();
+    assert!(
+        status
+            .lines()
+            .any(|line| format!("soloist: {line}\n") == next.err),
+        "{status}"
+    );
 }
 
 /// A store of its own, and an instance's side of the Store contract.
@@ -1087,11 +1106,9 @@ fn due() -> Occurrence {
 fn a_fleet_without_instances_says_that_nothing_is_granted() {
     let fleet = Fleet::empty();
     let text = fleet.run(&["status"]).ok();
-    assert!(
-        text.contains("no job starts until an instance is up"),
-        "{text}"
-    );
-    assert!(text.contains("no instance is up"), "{text}");
+    let nobody =
+        "no instance is up, so no job starts; `soloist run` starts one, and jobs then wait ";
+    assert!(text.contains(nobody), "{text}");
     assert!(text.contains("waits, as said above"), "{text}");
     for args in [
         &["trigger", "draw"][..],
@@ -1102,13 +1119,23 @@ fn a_fleet_without_instances_says_that_nothing_is_granted() {
         let (chain, _) = fleet.run(args).failed(75);
         assert_eq!(chain, "job `draw` is not registered with the store yet");
     }
-    assert_eq!(fleet.run(&["history"]).ok(), "no runs yet\n");
-    assert_eq!(fleet.run(&["history", "--json"]).json(), json!([]));
+    for (args, out) in [
+        (&["history"][..], "no runs yet\n"),
+        (&["history", "--json"], "[]\n"),
+    ] {
+        let ran = fleet.run(args);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), out));
+        assert!(
+            ran.err.starts_with(&format!("soloist: {nobody}")),
+            "{}",
+            ran.err
+        );
+    }
     let (chain, _) = fleet.run(&["logs", "often"]).failed(64);
     assert_eq!(chain, "`often` has not run yet");
     let why = fleet.run(&["why", "often"]).ok();
     assert!(
-        why.contains("no instance has registered the job with the store yet"),
+        why.contains(&format!("Nothing is recorded of it yet: {nobody}")),
         "{why}"
     );
     let (_, hint) = fleet.run(&["drain"]).failed(64);
@@ -1205,7 +1232,7 @@ fn history_has_the_contracts_keys_and_the_newest_first() {
         "{}",
         none.err
     );
-    assert_eq!(fleet.run(&["history", "draw"]).ok(), "no runs yet\n");
+    assert_eq!(fleet.run(&["history", "draw"]).out, "no runs yet\n");
 }
 
 #[test]

@@ -263,8 +263,7 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
     }
     let live = state.instances.iter().filter(|i| !i.silent).count();
     if state.fleet.is_some() && live == 0 {
-        let text = "no instance is up, so no job starts: `soloist run` starts one";
-        said.push((text.to_owned(), Mood::Bad));
+        said.push((acts::NOBODY.to_owned(), Mood::Bad));
     }
     if let Some(fleet) = state.fleet.as_ref().filter(|f| !f.open) {
         said.push((view::epoch(fleet, state.now).words, Mood::Warn));
