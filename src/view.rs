@@ -125,7 +125,7 @@ pub(crate) struct RunView {
     pub peak_memory_bytes: Option<u64>,
     /// What it wrote to stdout and stderr.
     pub output_bytes: Option<u64>,
-    /// How many missed occurrences this record stands for; `occurrence` is the last. Written only if it is not 1.
+    /// How many occurrences without a run this record stands for, up to `occurrence`. Written only if it is not 1.
     #[serde(skip_serializing_if = "is_one")]
     pub count: u64,
 }

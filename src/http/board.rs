@@ -72,7 +72,7 @@ pub(super) struct Recent {
     pub(super) duration_ms: Option<i64>,
     pub(super) lateness_ms: Option<i64>,
     pub(super) instance: Option<InstanceId>,
-    /// How many missed occurrences it stands for. Written only if it is not 1.
+    /// How many occurrences without a run it stands for. Written only if it is not 1.
     #[serde(skip_serializing_if = "is_one")]
     pub(super) count: u64,
 }

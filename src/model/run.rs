@@ -361,7 +361,7 @@ pub struct RunRecord {
     pub output_truncated: bool,
     /// Why the run failed, or why the occurrence was skipped or missed, for people.
     pub error: Option<String>,
-    /// The number of occurrences of which this is the record: 1, or more for a range of missed occurrences that ends
+    /// The number of occurrences of which this is the record: 1, or more for a range that did not run and ends
     /// with `occurrence`.
     #[serde(default = "one")]
     pub count: u64,

@@ -11,6 +11,7 @@ import { useKeys } from './keys.js';
 const Who = ({ id }) => html`<span data-tip=${clean(id)}><${Txt}>${short(id)}<//></span>`;
 const at = (e) => (e.occurrence ? html`, planned ${when(ms(e.occurrence), now())}` : '');
 const attempt = (e) => (e.attempt > 1 ? html`, attempt ${e.attempt}` : '');
+const more = (e) => (e.count > 1 ? ` and ${number(e.count - 1)} before it` : '');
 const because = (e) => (e.reason || e.detail) && html`: <${Txt}>${e.reason || e.detail}<//>`;
 
 // Each kind: its sign, the chip it belongs to, and its sentence after the job's or the instance's name.
@@ -20,9 +21,8 @@ const KINDS = {
   ended: [(e) => e.outcome, 'runs', (e) => html`<b class=${`x-${e.outcome}`}>${word(e.outcome)}</b> on <${Who}
     id=${e.instance} />${at(e)}${attempt(e)}${
     e.duration_ms != null ? `, took ${took(e.duration_ms)}` : ''}${e.exit_code ? `, exit ${e.exit_code}` : ''}`],
-  missed: [() => 'missed', 'not', (e) => html`<b class="x-missed">missed</b>${at(e)}${e.count > 1
-    ? ` and ${number(e.count - 1)} before it` : ''}${because(e)}`],
-  skipped: [() => 'skipped', 'not', (e) => html`skipped${at(e)}${because(e)}`],
+  missed: [() => 'missed', 'not', (e) => html`<b class="x-missed">missed</b>${at(e)}${more(e)}${because(e)}`],
+  skipped: [() => 'skipped', 'not', (e) => html`skipped${at(e)}${more(e)}${because(e)}`],
   awaited: [() => 'retry', 'runs', (e) => html`will be tried again${e.next_at ? ` at ${when(ms(e.next_at), now())}`
     : ''}${at(e)}${attempt(e)}`],
   triggered: [() => 'play', 'acts', (e) => html`triggered${e.key && html`, key <code>${clean(e.key)}</code>`}`],
