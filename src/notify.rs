@@ -77,8 +77,8 @@ pub(crate) struct Undelivered {
     pub(crate) why: String,
     /// Another try is not likely to help.
     pub(crate) refused: bool,
-    /// Some receivers have it, and the others were refused: another try would repeat it to those who have it.
-    pub(crate) partly: bool,
+    /// Who of its receivers lacks it. Empty: all of them.
+    pub(crate) lacking: Vec<String>,
     /// It may have arrived all the same.
     pub(crate) perhaps: bool,
     /// When to try again, as the server says.
@@ -90,7 +90,7 @@ impl Undelivered {
         Self {
             why: why.into(),
             refused: false,
-            partly: false,
+            lacking: vec![],
             perhaps: false,
             retry_after: None,
         }
@@ -121,5 +121,6 @@ pub(crate) async fn test(
     let id = format!("test-{now}-{:08x}", fastrand::u32(..));
     let text = text::Text::of(&message, &id, &surroundings);
     debug_assert_eq!(message.items.first().map(|i| i.kind), Some(Kind::Test));
-    send::send(channel, &text, &config.store_variables).await
+    let to = channel.way.receivers();
+    send::send(channel, to, &text, &config.store_variables).await
 }

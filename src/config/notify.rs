@@ -39,6 +39,16 @@ pub enum Way {
     Unread,
 }
 
+impl Way {
+    /// To whom a mail goes. Other ways have no receivers of their own.
+    pub fn receivers(&self) -> &[String] {
+        match self {
+            Self::Email { to, .. } => to,
+            _ => &[],
+        }
+    }
+}
+
 /// Over which channels a process sends. Only for these it reads where they lead: the addresses and keys of the others,
 /// and the variables and files that have them, it need not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -437,7 +437,11 @@ pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
         .find_map(|scheme| text.strip_prefix(scheme));
     let bad = |c: char| c.is_whitespace() || c.is_control();
     let host = rest.map(|rest| rest.rsplit('@').next().unwrap_or_default());
-    if host.is_none_or(|host| host.is_empty() || host.starts_with(['/', ':'])) || text.contains(bad)
+    let (host, rest) = match host {
+        Some(host) => host.split_at(host.find(['/', '?', '#']).unwrap_or(host.len())),
+        None => ("", ""),
+    };
+    if host.is_empty() || host.starts_with(':') || !["", "/"].contains(&rest) || text.contains(bad)
     {
         r.wrong(
             field,
@@ -446,7 +450,7 @@ pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
         );
         return None;
     }
-    if host.is_some_and(|host| odd_port(host.split(['/', '?', '#']).next().unwrap_or_default())) {
+    if odd_port(host) {
         r.wrong(field, NO_PORT.to_owned(), MAIL_SERVER.to_owned());
         return None;
     }

@@ -575,6 +575,10 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
             "`smtp`: the port of the address is no number from 1 to 65535",
         ),
         (
+            "[notify.ops]\ntype = 'email'\nsmtp = 'smtp://u:hunter2@h?tls=required'\n",
+            "`smtp`: not the address of a mail server",
+        ),
+        (
             "[notify.ops]\ntype = 'email'\nto = ['ann']\n",
             "`to`: not a mail address",
         ),

@@ -510,6 +510,9 @@ pub struct Message {
     /// How often the channel's server refused it.
     #[serde(default)]
     pub refusals: u32,
+    /// The receivers of a mail who lack it, if others have it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left: Vec<String>,
     /// Who is sending it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sending: Option<InstanceId>,
@@ -541,12 +544,18 @@ impl GivenUp {
         let items = message.items.iter().map(|i| (i.job.clone(), i.kind));
         let about: Vec<_> = items.take(GIVEN_UP_NAMES).collect();
         let all = message.items.len() as u64 + message.more;
+        let mut why: String = why.chars().take(GIVEN_UP_WHY).collect();
+        if !message.left.is_empty() {
+            let left = message.left.join(", ");
+            let left: String = left.chars().take(GIVEN_UP_WHY).collect();
+            why = format!("{why} (not delivered to {left}; the others have it)");
+        }
         Self {
             id: id.to_owned(),
             channel: message.channel.clone(),
             at: now,
             tries: message.tries,
-            why: why.chars().take(GIVEN_UP_WHY).collect(),
+            why,
             more: all.saturating_sub(about.len() as u64),
             about,
         }
@@ -734,6 +743,7 @@ impl Message {
             channel_rests: 0,
             tries: 0,
             refusals: 0,
+            left: vec![],
             sending: None,
             perhaps_sent: false,
             why: None,
@@ -744,6 +754,7 @@ impl Message {
     pub fn takes(&self, channel: &str, now: i64) -> bool {
         self.channel == channel
             && self.tries == 0
+            && self.left.is_empty()
             && self.sending.is_none()
             && now < self.at + JOIN_MOST_MS
     }
@@ -778,28 +789,54 @@ impl Message {
     }
 }
 
-/// The messages that may be sent, and when, Unix ms: of those to a channel that tell of one job, the oldest. A channel
-/// that hears of a recovery before it takes the failure that came first would show a job as bad that is good.
-pub fn in_turn(messages: &BTreeMap<String, Message>) -> BTreeMap<&String, i64> {
+/// That a message may be sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// When, Unix ms.
+    pub due: i64,
+    /// To these of its receivers.
+    pub to: Vec<String>,
+}
+
+/// The messages that may be sent: to each receiver, of those of a channel that tell of one job, the oldest. Who hears
+/// of a recovery before the failure that came first would take a good job for a bad one. `receivers`: who is to get a
+/// message; None: its channel has no receivers of its own.
+pub fn in_turn(
+    messages: &BTreeMap<String, Message>,
+    receivers: impl Fn(&Message) -> Option<Vec<String>>,
+) -> BTreeMap<&String, Turn> {
     let mut rests: BTreeMap<&str, i64> = BTreeMap::new();
     for m in messages.values() {
         let until = rests.entry(&m.channel).or_default();
         *until = m.channel_rests.max(*until);
     }
-    let mut earlier: BTreeMap<&str, (BTreeSet<&JobName>, bool)> = BTreeMap::new();
+    let mut earlier: BTreeMap<(&str, Option<String>), (BTreeSet<&JobName>, bool)> = BTreeMap::new();
     let mut turn = BTreeMap::new();
     // The ids begin with the time, so the oldest comes first.
     for (id, m) in messages {
-        let (told, anything) = earlier.entry(&m.channel).or_default();
         let named = m.items.iter().map(|i| &i.job);
         let jobs: BTreeSet<&JobName> = named.chain(m.others.iter().map(|(job, _)| job)).collect();
         let unnamed = m.more > m.others.len() as u64;
-        let waits = *anything || unnamed && !told.is_empty() || !told.is_disjoint(&jobs);
-        told.extend(jobs);
-        *anything |= unnamed;
-        if !waits {
+        let mut waits = |receiver: Option<String>| {
+            let (told, anything) = earlier.entry((&m.channel, receiver)).or_default();
+            let waits = *anything || unnamed && !told.is_empty() || !told.is_disjoint(&jobs);
+            told.extend(&jobs);
+            *anything |= unnamed;
+            waits
+        };
+        let to = match receivers(m) {
+            None => (!waits(None)).then(Vec::new),
+            // All of them are gone: it is over.
+            Some(all) if all.is_empty() => Some(all),
+            Some(mut all) => {
+                all.retain(|receiver| !waits(Some(receiver.clone())));
+                (!all.is_empty()).then_some(all)
+            }
+        };
+        if let Some(to) = to {
             let rests = rests.get(m.channel.as_str()).copied().unwrap_or_default();
-            turn.insert(id, m.due.max(rests));
+            let due = m.due.max(rests);
+            turn.insert(id, Turn { due, to });
         }
     }
     turn

@@ -27,7 +27,7 @@ use crate::{
         backoff,
         claim::State,
         notify::{
-            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, Rules, WAITING, Watch, in_turn,
+            GIVE_UP_MS, GivenUp, Item, Kind, Message, Notes, Rules, Turn, WAITING, Watch, in_turn,
             refused_again, remembered,
             stand::{self, GIVEN_UP, OF_JOB, Stand, Write, Written},
         },
@@ -89,6 +89,8 @@ pub(super) struct Keeper {
 struct Sent {
     channel: String,
     id: String,
+    /// To which of its receivers.
+    to: Vec<String>,
     result: Result<String, Undelivered>,
 }
 
@@ -235,9 +237,9 @@ impl Keeper {
                 wake = wake.min(self.not_before);
             }
             // What waits for a channel that is gone is not due before that is back.
-            let turn = in_turn(&self.messages).into_iter();
+            let turn = self.in_turn().into_iter();
             let free = turn.filter(|(id, _)| self.messages.get(*id).is_some_and(|m| self.free(m)));
-            if let Some(due) = free.map(|(_, due)| due).min() {
+            if let Some(due) = free.map(|(_, turn)| turn.due).min() {
                 let wait = due.saturating_sub(self.now_ms()).max(0) as u64;
                 wake = wake.min(Boottime::now() + Duration::from_millis(wait));
             }
@@ -248,6 +250,17 @@ impl Keeper {
     /// The channel of the message is there, and nothing is being sent over it.
     fn free(&self, m: &Message) -> bool {
         self.config.channels.contains_key(&m.channel) && !self.under_way.contains_key(&m.channel)
+    }
+
+    /// To whom the message is to go, if its channel has receivers of its own.
+    fn receivers(&self, m: &Message) -> Option<Vec<String>> {
+        let all = self.config.channels.get(&m.channel)?.way.receivers();
+        let lacks = |receiver: &&String| m.left.is_empty() || m.left.contains(receiver);
+        (!all.is_empty()).then(|| all.iter().filter(lacks).cloned().collect())
+    }
+
+    fn in_turn(&self) -> BTreeMap<&String, Turn> {
+        in_turn(&self.messages, |m| self.receivers(m))
     }
 
     /// The store's clock as this instance believes it, Unix ms: one that jumps makes no message old, and no job
@@ -579,14 +592,14 @@ impl Keeper {
     /// Begins to send what is due: one message of each channel at a time.
     async fn start_sending(&mut self) {
         let now = self.now_ms();
-        let mut chosen: BTreeMap<String, (i64, String)> = BTreeMap::new();
-        for (id, due) in in_turn(&self.messages) {
+        let mut chosen: BTreeMap<String, (Turn, String)> = BTreeMap::new();
+        for (id, turn) in self.in_turn() {
             let Some(m) = self.messages.get(id).filter(|m| self.free(m)) else {
                 continue;
             };
-            let earlier = |(of, _): &(i64, String)| due < *of;
-            if due <= now && chosen.get(&m.channel).is_none_or(earlier) {
-                chosen.insert(m.channel.clone(), (due, id.clone()));
+            let earlier = |(of, _): &(Turn, String)| turn.due < of.due;
+            if turn.due <= now && chosen.get(&m.channel).is_none_or(earlier) {
+                chosen.insert(m.channel.clone(), (turn, id.clone()));
             }
         }
         if chosen.is_empty() {
@@ -609,7 +622,7 @@ impl Keeper {
         }
         failpoint::here("notify_claimed");
         let surroundings = Surroundings::of(&self.config, &self.parts.instance, self.now_ms());
-        for (name, (_, id)) in chosen {
+        for (name, (turn, id)) in chosen {
             let (Some(message), Some(channel)) =
                 (self.messages.get(&id), self.config.channels.get(&name))
             else {
@@ -619,7 +632,7 @@ impl Keeper {
             let text = Text::of(&message, &id, &surroundings);
             let task = deliver(
                 channel.clone(),
-                text,
+                (text, turn.to),
                 self.config.store_variables.clone(),
                 self.results.clone(),
                 self.stand.until(),
@@ -630,7 +643,7 @@ impl Keeper {
     }
 
     /// The states of the jobs of which these messages tell, as far as the store says.
-    async fn states(&self, chosen: &BTreeMap<String, (i64, String)>) -> BTreeMap<JobName, State> {
+    async fn states(&self, chosen: &BTreeMap<String, (Turn, String)>) -> BTreeMap<JobName, State> {
         let messages = chosen.values().filter_map(|(_, id)| self.messages.get(id));
         let jobs: BTreeSet<&JobName> = messages.flat_map(|m| &m.items).map(|i| &i.job).collect();
         let jobs: Vec<JobName> = jobs.into_iter().cloned().collect();
@@ -652,20 +665,43 @@ impl Keeper {
             return;
         };
         let (channel, id) = (&sent.channel, &sent.id);
+        let all = self.receivers(&message).unwrap_or_default();
+        let lacks = |receiver: &&String| match &sent.result {
+            // It did not go to who lacks an earlier one.
+            _ if !sent.to.contains(receiver) => true,
+            Ok(_) => false,
+            Err(e) => e.lacking.is_empty() || e.lacking.contains(receiver),
+        };
+        let lacking: Vec<String> = all.iter().filter(lacks).cloned().collect();
+        let delivered = lacking.is_empty() && (sent.result.is_ok() || !all.is_empty());
+        let left = match lacking.len() == all.len() {
+            true => message.left.clone(),
+            false => lacking,
+        };
         let mut changes = Changes::default();
         let figures = &self.parts.vitals.figures;
         match sent.result {
-            Ok(said) => {
+            Ok(said) | Err(Undelivered { why: said, .. }) if delivered => {
                 failpoint::here("notify_sent");
                 info!(%channel, id = %id, said, "sent a notification");
                 figures.notification(channel, Told::Sent);
                 changes.delivered = Some(id.clone());
             }
+            Ok(said) => {
+                let lack = left.join(", ");
+                info!(%channel, id = %id, said, lack, "sent a notification to those who lack no earlier one");
+                let sending = None;
+                let message = Message {
+                    left,
+                    sending,
+                    ..message
+                };
+                changes.messages.insert(id.clone(), message);
+            }
             Err(e) => {
                 let tries = message.tries.saturating_add(1);
                 let refusals = message.refusals.saturating_add(u32::from(e.refused));
                 let pause = match e.refused {
-                    _ if e.partly => None,
                     true => refused_again(refusals),
                     false => Some(backoff::nth(AGAIN.0, tries, AGAIN.1)),
                 };
@@ -673,7 +709,11 @@ impl Keeper {
                 let now = self.now_ms();
                 figures.notification(channel, Told::Failed);
                 let Some(pause) = pause else {
-                    let message = Message { tries, ..message };
+                    let message = Message {
+                        tries,
+                        left,
+                        ..message
+                    };
                     let given_up = GivenUp::new(id, &message, &e.why, now);
                     changes.given_up.push(given_up);
                     self.commit(changes).await;
@@ -686,6 +726,7 @@ impl Keeper {
                 let message = Message {
                     tries,
                     refusals,
+                    left,
                     sending: None,
                     perhaps_sent: message.perhaps_sent || e.perhaps,
                     due,
@@ -730,19 +771,20 @@ impl Keeper {
 
 async fn deliver(
     channel: Arc<Channel>,
-    text: Text,
+    (text, to): (Text, Vec<String>),
     hidden: Arc<[String]>,
     results: mpsc::UnboundedSender<Sent>,
     until: Option<Boottime>,
 ) {
     // This process may have slept: another instance sends it then.
     let result = match until.is_some_and(|until| Boottime::now() < until) {
-        true => send::send(&channel, &text, &hidden).await,
+        true => send::send(&channel, &to, &text, &hidden).await,
         false => Err(Undelivered::new("this instance was held up")),
     };
     let _ = results.send(Sent {
         channel: channel.name.clone(),
         id: text.id,
+        to,
         result,
     });
 }

@@ -27,9 +27,11 @@ const TEST: &str = Kind::Test.as_str();
 const SAID_LINES: usize = 3;
 const SAID_MOST: usize = 220;
 
-/// Returns what came back, in words. `hidden`: variables that no command gets.
+/// Returns what came back, in words. `to`: which of the receivers are to get it; `hidden`: variables that no command
+/// gets.
 pub(super) async fn send(
     channel: &Channel,
+    to: &[String],
     text: &Text,
     hidden: &[String],
 ) -> Result<String, Undelivered> {
@@ -57,7 +59,11 @@ pub(super) async fn send(
             }
             Ok(said)
         }
-        Way::Email { smtp, from, to } => email::send(smtp, from, to, text, channel.timeout).await,
+        Way::Email {
+            smtp,
+            from,
+            to: all,
+        } => email::send(smtp, (from, all, to), text, channel.timeout).await,
         Way::Command(argv) => command(argv, channel, text, hidden).await,
         Way::Unread => Err(Undelivered::new("this process does not know where to send")),
     }

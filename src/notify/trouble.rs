@@ -87,17 +87,27 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// What went wrong with a mail, and whether it cannot have left.
-pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
+/// How far the talk with a mail server has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    Connecting,
+    /// It does not have the mail.
+    Talking,
+    /// It has the whole mail, and has not answered yet.
+    Sent,
+}
+
+/// What went wrong with a mail.
+pub(super) fn of_mail(e: &lettre::transport::smtp::Error, stage: Stage) -> String {
     let said = causes(e)
         .last()
         .map_or_else(String::new, ToString::to_string);
     if let Some(why) = of_tls(e) {
-        return (why, true);
+        return why;
     }
     // What the client itself refuses is in its text alone.
     if e.is_client() {
-        let why = match said.as_str() {
+        return match said.as_str() {
             text if text.contains("STARTTLS") => {
                 "it offers no STARTTLS, so neither the password nor the mail is sent; for TLS from the beginning write \
                  `smtps://` in `smtp`"
@@ -109,13 +119,17 @@ pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
             }
             _ => said,
         };
-        return (why, true);
     }
-    // As lettre says it. At which point the server went away, it does not say.
+    // As lettre says it.
     if said == "incomplete response" {
-        let why = "it closed the connection without an answer: it may have taken the mail; if none ever arrives, it does \
-                   not speak SMTP at this port";
-        return (why.to_owned(), false);
+        return match stage {
+            Stage::Connecting => {
+                "it closed the connection: perhaps it does not speak SMTP at this port"
+            }
+            Stage::Talking => "it closed the connection before it had the mail",
+            Stage::Sent => "it closed the connection without an answer: it may have taken the mail",
+        }
+        .to_owned();
     }
     let Some(status) = e.status() else {
         let connecting = e.to_string().starts_with("Connection error");
@@ -124,10 +138,10 @@ pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
             (_, true) => "it does not speak SMTP at this port",
             _ => "the connection broke",
         };
-        return (format!("{what}: {said}"), connecting || e.is_tls());
+        return format!("{what}: {said}");
     };
     let code = u16::from(status);
-    let why = match code {
+    match code {
         // RFC 4954
         530 | 534 | 535 | 538 => {
             format!("it refuses user or password of `smtp`, or the way to log in ({code}: {said})")
@@ -140,8 +154,7 @@ pub(super) fn of_mail(e: &lettre::transport::smtp::Error) -> (String, bool) {
         550 | 552 | 554 => format!("it refuses the mail ({code}: {said})"),
         421 | 450..=452 => format!("it takes no mail at present ({code}: {said})"),
         _ => format!("it refuses ({code}: {said})"),
-    };
-    (why, false)
+    }
 }
 
 #[cfg(test)]

@@ -202,11 +202,46 @@ fn what_a_server_asks_of_one_message_holds_for_its_channel() {
         ("4".to_owned(), message("a", "other", 7)),
         ("5".to_owned(), message("c", "ops", 95)),
     ]);
-    let turn: Vec<(&str, i64)> = (in_turn(&all)
+    let turn: Vec<(&str, i64)> = (in_turn(&all, |_| None)
         .into_iter()
-        .map(|(id, due)| (id.as_str(), due)))
+        .map(|(id, turn)| (id.as_str(), turn.due)))
     .collect();
     assert_eq!(turn, [("1", 90), ("2", 90), ("4", 7), ("5", 95)]);
+}
+
+/// Who lacks a mail waits with it for no other, and hears of each job in order.
+#[test]
+fn a_receiver_who_lacks_an_earlier_mail_alone_waits_for_it() {
+    let message = |job: &str, left: &[&str]| Message {
+        left: left.iter().map(ToString::to_string).collect(),
+        ..Message::new(item(job, true), "mail", 0)
+    };
+    let all = BTreeMap::from([
+        ("1".to_owned(), message("a", &["bob"])),
+        ("2".to_owned(), message("a", &[])),
+        ("3".to_owned(), message("a", &["bob"])),
+        ("4".to_owned(), message("b", &[])),
+        ("5".to_owned(), message("a", &["gone"])),
+        ("6".to_owned(), message("a", &["cid"])),
+    ]);
+    let receivers = |m: &Message| {
+        let mut all = vec!["ann".to_owned(), "bob".to_owned(), "cid".to_owned()];
+        all.retain(|r| m.left.is_empty() || m.left.contains(r));
+        Some(all)
+    };
+    let turn: Vec<(&str, Vec<String>)> = (in_turn(&all, receivers).into_iter())
+        .map(|(id, turn)| (id.as_str(), turn.to))
+        .collect();
+    let to = |all: &[&str]| all.iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(
+        turn,
+        [
+            ("1", to(&["bob"])),
+            ("2", to(&["ann", "cid"])),
+            ("4", to(&["ann", "bob", "cid"])),
+            ("5", to(&[])),
+        ]
+    );
 }
 
 #[test]

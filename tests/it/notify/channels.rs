@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{
     channel, kinds,
-    servers::{Hook, MailServer, Mode},
+    servers::{Hook, MailServer, Mode, Oddity},
 };
 use crate::support::{GENEROUS, fleet::fleet, wait_for, wait_until};
 
@@ -147,7 +147,7 @@ fn a_message_mentions_nobody_and_has_no_html() {
 
 #[test]
 fn a_mail_server_that_takes_a_mail_and_dies_gets_it_again_and_the_mail_says_so() {
-    let server = MailServer::start(1);
+    let server = MailServer::start_odd(&[(".", Oddity::Dies)]);
     let url = server.url();
     let tables = format!(
         "[notify.mail]\ntype = \"email\"\nsmtp = \"{url}\"\nfrom = \"soloist <s@example.org>\"\n\
@@ -183,6 +183,85 @@ fn a_mail_server_that_takes_a_mail_and_dies_gets_it_again_and_the_mail_says_so()
         mails[1]
     );
     assert_eq!(id(&mails[0]), id(&mails[1]));
+}
+
+fn mail(server: &MailServer, to: &str) -> String {
+    format!(
+        "[notify.mail]\ntype = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = [{to}]\n",
+        server.url()
+    )
+}
+
+/// Up to there, no server has the mail: what comes later is no repetition.
+#[test]
+fn a_mail_server_that_dies_before_it_has_the_mail_gets_no_repetition() {
+    let words = ["EHLO", "MAIL", "RCPT", "DATA"];
+    let server = MailServer::start_odd(&words.map(|word| (word, Oddity::Dies)));
+    let fleet = fleet(1)
+        .tables(&mail(&server, "\"ann@example.org\""))
+        .default("notify", "[\"mail\"]")
+        .job("bad", BAD)
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
+        .start();
+    let mails = wait_for("a mail", GENEROUS, || {
+        Some(server.mails()).filter(|m| !m.is_empty())
+    });
+    assert!(!mails[0].contains("repetition"), "{}", mails[0]);
+    let log = fleet.instances[0].log_text();
+    let died = "it closed the connection before it had the mail";
+    assert_eq!(log.matches(died).count(), 3, "{log}");
+}
+
+/// He gets it later, and each other one at once: also what happens after it.
+#[test]
+fn a_receiver_who_is_refused_for_the_time_being_holds_up_no_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = MailServer::start();
+    let to = "\"ann@example.org\", \"Busy <busy@example.org>\", \"bob@example.org\"";
+    let _fleet = fleet(1)
+        .tables(&mail(&server, to))
+        .default("notify", "[\"mail\"]")
+        .job("bad", &super::failing(dir.path(), ""))
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
+        .start();
+    let taken = |n: usize| {
+        let all = wait_for("mails", GENEROUS, || {
+            Some(server.taken()).filter(|all| all.len() >= n)
+        });
+        let of = |(to, text): &(Vec<String>, String)| {
+            let subject = text.lines().find_map(|l| l.strip_prefix("Subject: "));
+            (to.join(" "), subject.expect("a subject").to_owned())
+        };
+        all.iter().map(of).collect::<Vec<_>>()
+    };
+    let failed = |to: &str| (to.to_owned(), "bad failed (exit code 1)".to_owned());
+    let recovered = |to: &str| (to.to_owned(), "bad recovered".to_owned());
+    assert_eq!(taken(1), [failed("ann bob")]);
+    fs::write(dir.path().join("ok"), "").expect("a file");
+    assert_eq!(taken(2), [failed("ann bob"), recovered("ann bob")]);
+    server.calm_down();
+    assert_eq!(taken(4)[2..], [failed("busy"), recovered("busy")]);
+    assert!(!server.mails().iter().any(|m| m.contains("repetition")));
+}
+
+#[test]
+fn that_a_receiver_never_got_a_mail_is_an_event() {
+    let server = MailServer::start();
+    let to = "\"ann@example.org\", \"bad@example.org\"";
+    let fleet = fleet(1)
+        .tables(&mail(&server, to))
+        .default("notify", "[\"mail\"]")
+        .job("bad", BAD)
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
+        .start();
+    fleet.wait_log(0, "gave a message up");
+    let all = fleet.json(&["notify", "undelivered", "--json"]);
+    let why = all[0]["why"].as_str().expect("why");
+    let end = "no such user) (not delivered to bad@example.org; the others have it)";
+    assert!(why.ends_with(end), "{why}");
+    let taken = server.taken();
+    assert_eq!(taken.len(), 1, "{taken:?}");
+    assert_eq!(taken[0].0, ["ann"]);
 }
 
 #[test]
@@ -295,7 +374,7 @@ fn a_test_shows_what_came_back() {
 #[test]
 fn hostile_output_is_text_in_a_message_of_each_type() {
     let hook = Hook::start(Mode::Takes);
-    let server = MailServer::start(0);
+    let server = MailServer::start();
     let dir = tempfile::tempdir().expect("a directory");
     let (script, got) = (dir.path().join("script"), dir.path().join("got"));
     // Long lines, and many; the last are what a message has.

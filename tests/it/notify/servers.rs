@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -298,44 +298,66 @@ pub(super) enum Wire {
     StartTls,
 }
 
-/// A mail server. The first `dies` mails are taken, and then it closes the connection without a word.
+/// What a mail server does, once, at a command; `.` is the end of a mail.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Oddity {
+    /// Closes the connection without a word.
+    Dies,
+    /// Says nothing more.
+    Hangs,
+    Says(&'static str),
+}
+
+/// A mail server. It refuses `bad@` when that is named, `late@` once it has the mail, and `busy@` for the time being.
 pub(crate) struct MailServer {
     port: u16,
     heard: Arc<Post>,
 }
 
 struct Post {
-    mails: Mutex<Vec<String>>,
+    /// To whom, and what.
+    mails: Mutex<Vec<(Vec<String>, String)>>,
     /// The commands that came in clear, and those that came encrypted.
     clear: Mutex<Vec<String>>,
     secret: Mutex<Vec<String>>,
-    dies: AtomicUsize,
+    odd: Mutex<Vec<(&'static str, Oddity)>>,
+    calm: AtomicBool,
     wire: Wire,
     identity: Option<Arc<ServerConfig>>,
 }
 
 impl MailServer {
-    pub(crate) fn start(dies: usize) -> Self {
-        Self::listen(0, Wire::Plain, None, dies)
+    pub(crate) fn start() -> Self {
+        Self::start_odd(&[])
+    }
+
+    pub(super) fn start_odd(odd: &[(&'static str, Oddity)]) -> Self {
+        Self::listen(0, Wire::Plain, None, odd)
     }
 
     pub(super) fn start_at(port: u16) -> Self {
-        Self::listen(port, Wire::Plain, None, 0)
+        Self::listen(port, Wire::Plain, None, &[])
     }
 
     /// Without an identity it offers no STARTTLS.
     pub(super) fn start_with(wire: Wire, identity: Option<Arc<ServerConfig>>) -> Self {
-        Self::listen(0, wire, identity, 0)
+        Self::listen(0, wire, identity, &[])
     }
 
-    fn listen(port: u16, wire: Wire, identity: Option<Arc<ServerConfig>>, dies: usize) -> Self {
+    fn listen(
+        port: u16,
+        wire: Wire,
+        identity: Option<Arc<ServerConfig>>,
+        odd: &[(&'static str, Oddity)],
+    ) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let heard = Arc::new(Post {
             mails: Mutex::default(),
             clear: Mutex::default(),
             secret: Mutex::default(),
-            dies: AtomicUsize::new(dies),
+            odd: Mutex::new(odd.to_vec()),
+            calm: AtomicBool::new(false),
             wire,
             identity,
         });
@@ -358,7 +380,18 @@ impl MailServer {
     }
 
     pub(super) fn mails(&self) -> Vec<String> {
+        let mails = locked(&self.heard.mails);
+        mails.iter().map(|(_, text)| text.clone()).collect()
+    }
+
+    /// The mails that it took, and to whom they go: the part of each address before the `@`.
+    pub(super) fn taken(&self) -> Vec<(Vec<String>, String)> {
         locked(&self.heard.mails).clone()
+    }
+
+    /// From now on it takes mails for `busy@`.
+    pub(super) fn calm_down(&self) {
+        self.heard.calm.store(true, Ordering::SeqCst);
     }
 
     /// The first words of the commands that came in clear, and of those that came encrypted.
@@ -392,37 +425,58 @@ impl Post {
             let _ = reader.get_mut().write_all(b"220 test\r\n");
             let _ = reader.get_mut().flush();
         }
-        let mut line = String::new();
+        let (mut line, mut to) = (String::new(), vec![]);
         while reader.read_line(&mut line).is_ok_and(|n| n > 0) {
             let word = line.split_whitespace().next().unwrap_or_default();
             let word = word.to_ascii_uppercase();
             let all = if secret { &self.secret } else { &self.clear };
             locked(all).push(word.clone());
-            let answer: &[u8] = match word.as_str() {
+            let receiver = line.split(['<', '@']).nth(1).unwrap_or_default();
+            let mut answer = match word.as_str() {
                 "EHLO" if self.wire == Wire::StartTls && self.identity.is_some() && !secret => {
-                    b"250-test\r\n250-AUTH PLAIN\r\n250 STARTTLS\r\n"
+                    "250-test\r\n250-AUTH PLAIN\r\n250 STARTTLS"
                 }
-                "EHLO" => b"250-test\r\n250 AUTH PLAIN\r\n",
-                "STARTTLS" => b"220 go on\r\n",
-                "AUTH" => b"235 welcome\r\n",
-                "DATA" => {
-                    let _ = reader.get_mut().write_all(b"354 go on\r\n");
-                    let _ = reader.get_mut().flush();
-                    locked(&self.mails).push(text(&mut reader));
-                    let one = |n: usize| n.checked_sub(1);
-                    let left = self
-                        .dies
-                        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one);
-                    if left.is_ok() {
-                        return false;
-                    }
-                    b"250 taken\r\n"
-                }
+                "EHLO" => "250-test\r\n250 AUTH PLAIN",
+                "STARTTLS" => "220 go on",
+                "AUTH" => "235 welcome",
+                "DATA" => "354 go on",
                 "QUIT" => return false,
-                "RCPT" if line.contains("<bad@") => b"550 5.1.1 no such user\r\n",
-                _ => b"250 fine\r\n",
+                "RCPT" if receiver == "bad" => "550 5.1.1 no such user",
+                "RCPT" if receiver == "busy" && !self.calm.load(Ordering::SeqCst) => {
+                    "450 4.2.0 greylisted"
+                }
+                "RCPT" => {
+                    to.push(receiver.to_owned());
+                    "250 fine"
+                }
+                "MAIL" | "RSET" => {
+                    to.clear();
+                    "250 fine"
+                }
+                _ => "250 fine",
             };
-            let _ = reader.get_mut().write_all(answer);
+            let mut odd = self.odd(&word);
+            if word == "DATA" && odd.is_none() {
+                let _ = reader.get_mut().write_all(b"354 go on\r\n");
+                let _ = reader.get_mut().flush();
+                let text = text(&mut reader);
+                odd = self.odd(".");
+                answer = "250 taken";
+                if to.iter().any(|r| r == "late") {
+                    answer = "550 5.1.10 no such receiver";
+                } else if !matches!(odd, Some(Oddity::Says(_))) {
+                    locked(&self.mails).push((std::mem::take(&mut to), text));
+                }
+            }
+            match odd {
+                None => {}
+                Some(Oddity::Dies) => return false,
+                Some(Oddity::Hangs) => std::thread::sleep(Duration::from_secs(600)),
+                Some(Oddity::Says(words)) => answer = words,
+            }
+            let _ = reader
+                .get_mut()
+                .write_all(format!("{answer}\r\n").as_bytes());
             let _ = reader.get_mut().flush();
             if word == "STARTTLS" {
                 return true;
@@ -430,6 +484,12 @@ impl Post {
             line.clear();
         }
         false
+    }
+
+    fn odd(&self, word: &str) -> Option<Oddity> {
+        let mut odd = locked(&self.odd);
+        let at = odd.iter().position(|(at, _)| *at == word)?;
+        Some(odd.remove(at).1)
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::servers::{Hook, MailServer, Mode, Wire, identity};
+use super::servers::{Hook, MailServer, Mode, Oddity, Wire, identity};
 use crate::{
     options::certificates,
     support::{GENEROUS, fleet::fleet, process::alive, server::free_port, wait_for, wait_until},
@@ -302,7 +302,7 @@ fn what_a_mail_server_refuses_is_said_in_plain_words() {
 #[test]
 fn a_receiver_who_is_refused_silences_no_other() {
     let dir = tempfile::tempdir().expect("a directory");
-    let server = MailServer::start(0);
+    let server = MailServer::start();
     let table = format!(
         "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\n\
          to = [\"bad@example.org\", \"ann@example.org\", \"bob@example.org\"]",
@@ -314,7 +314,54 @@ fn a_receiver_who_is_refused_silences_no_other() {
         "{said}"
     );
     assert!(said.contains("550: 5.1.1 no such user"), "{said}");
-    assert_eq!(server.mails().len(), 2);
+    let taken = server.taken();
+    assert_eq!(taken.len(), 1, "{taken:?}");
+    assert_eq!(taken[0].0, ["ann", "bob"]);
+}
+
+/// A server may look at the receivers only once it has the mail.
+#[test]
+fn a_receiver_who_is_refused_with_the_mail_silences_no_other() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let server = MailServer::start();
+    let table = format!(
+        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\n\
+         to = [\"bad@example.org\", \"ann@example.org\", \"late@example.org\", \"bob@example.org\"]",
+        server.url()
+    );
+    let (delivered, said) = tell(dir.path(), &table);
+    assert!(!delivered);
+    for part in [
+        "2 of 4 receivers have the mail; ",
+        "not bad@example.org: ",
+        "not late@example.org: ",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    let to: Vec<_> = server.taken().into_iter().map(|(to, _)| to).collect();
+    assert_eq!(to, [["ann"], ["bob"]]);
+}
+
+/// However many receivers there are.
+#[test]
+fn a_mail_takes_no_longer_than_its_time_limit() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut odd = vec![(".", Oddity::Says("550 not for all of them"))];
+    odd.extend([("RSET", Oddity::Hangs); 20]);
+    let server = MailServer::start_odd(&odd);
+    let to: Vec<String> = (0..20).map(|n| format!("r{n}@example.org")).collect();
+    let table = format!(
+        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = {to:?}\ntimeout = \"3s\"",
+        server.url()
+    );
+    let begun = std::time::Instant::now();
+    refuses(
+        dir.path(),
+        &table,
+        "the mail server did not answer within 3s",
+    );
+    // Three seconds, and not three for each of them.
+    assert!(begun.elapsed().as_secs() < 30);
 }
 
 /// Also what left its session, and has no parent but soloist.
@@ -337,9 +384,9 @@ fn a_command_that_is_killed_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_mail_server_that_closes_the_connection_may_have_taken_the_mail() {
+fn a_mail_server_that_closes_the_connection_may_have_taken_the_mail_only_if_it_had_it() {
     let dir = tempfile::tempdir().expect("a directory");
-    let server = MailServer::start(1);
+    let server = MailServer::start_odd(&[(".", Oddity::Dies)]);
     let table = format!(
         "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = \"ann@example.org\"",
         server.url()
@@ -347,6 +394,20 @@ fn a_mail_server_that_closes_the_connection_may_have_taken_the_mail() {
     let why = "it closed the connection without an answer: it may have taken the mail";
     refuses(dir.path(), &table, why);
     assert_eq!(server.mails().len(), 1);
+    for (word, why) in [
+        ("EHLO", "perhaps it does not speak SMTP at this port"),
+        ("MAIL", "before it had the mail"),
+        ("RCPT", "before it had the mail"),
+        ("DATA", "before it had the mail"),
+    ] {
+        let server = MailServer::start_odd(&[(word, Oddity::Dies)]);
+        let table = format!(
+            "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = \"ann@example.org\"",
+            server.url()
+        );
+        refuses(dir.path(), &table, why);
+        assert!(server.mails().is_empty());
+    }
 }
 
 /// A message that cannot have left is no repetition when it comes.
