@@ -20,7 +20,7 @@ use super::{
 use crate::{
     logic::{
         claim::Overlap,
-        schedule::{advise, longest_gap, next_of, shortest_interval},
+        schedule::{advise, longest_gap, next_of, shortened_interval, shortest_interval},
     },
     model::{JobName, Occurrence},
     words::{count, span},
@@ -396,20 +396,28 @@ fn intervals(
     let Some((shortest, at)) = shortest_interval(&job.schedules, now) else {
         return;
     };
-    let local = job
-        .schedules
-        .first()
-        .map_or_else(String::new, |s| s.local(at));
-    let local = local.get(..16).unwrap_or_default().replace('T', " ");
-    let next = format!(
-        "the next occurrence, {} later (as after {local})",
-        span(shortest)
-    );
+    let next = |(ms, at): (i64, Occurrence), clocks: &str| {
+        let local = job.schedules.first().map(|s| s.local(at));
+        let local = local.unwrap_or_default();
+        let local = local.get(..16).unwrap_or_default().replace('T', " ");
+        format!(
+            "the next occurrence, {} later (as after {local}{clocks})",
+            span(ms)
+        )
+    };
+    // The next occurrence that a run of this length lasts beyond.
+    let beyond = |ms: i64| {
+        if ms > shortest {
+            return Some(next((shortest, at), ""));
+        }
+        let forward = shortened_interval(&job.schedules, now).filter(|(short, _)| ms > *short);
+        forward.map(|two| next(two, ", where the clocks go forward"))
+    };
     let hint = "set a shorter `timeout`, a rarer `schedule`, or another `overlap`: `queue` lets the next one wait, `replace` \
                 ends the run, `allow` starts it beside";
     let place = Place::Job(job.name.as_str());
     if let (Some(timeout), Some(marked)) = (job.timeout, &places.timeout)
-        && timeout.as_millis() as i64 > shortest
+        && let Some(next) = beyond(timeout.as_millis() as i64)
     {
         let message = format!(
             "`timeout` ({}) lets a run last beyond {next}: {then}",
@@ -424,7 +432,7 @@ fn intervals(
         );
     }
     if let (Some((ms, runs)), Some(marked)) = (usual, places.schedule.first())
-        && *ms > shortest
+        && let Some(next) = beyond(*ms)
     {
         let message = format!(
             "`schedule`: a run usually takes {} ({runs} runs), so it lasts beyond {next}: {then}",
@@ -525,6 +533,19 @@ mod tests {
                 "2:12 long_run job `a`: `schedule`: a run usually takes 11 min (20 runs), so it lasts beyond the next \
                  occurrence, 10 min later (as after 2026-11-20 15:20): the next occurrence ends a run that goes on"
             ]
+        );
+        let daily = "timezone = 'Europe/Berlin'\n".to_owned()
+            + &text("skip")
+                .replace("*/10 * * * *", "0 12 * * *")
+                .replace("15m", "24h");
+        let daily = daily.replacen("timezone", "[defaults]\ntimezone", 1);
+        let message = "`timeout` (1d) lets a run last beyond the next occurrence, 23 h later (as after 2027-03-27 12:00, \
+                       where the clocks go forward): what is due while a run goes on is skipped";
+        let said = told(&daily, &Observed::default());
+        assert!(said.len() == 1 && said[0].ends_with(message), "{said:?}");
+        assert_eq!(
+            told(&daily.replace("24h", "23h"), &Observed::default()),
+            [""; 0]
         );
         // Nobody starts it but people.
         let disabled = text("skip") + "enabled = false\n";

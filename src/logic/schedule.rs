@@ -42,7 +42,7 @@ use jiff::{
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    advice::{Advice, advise, longest_gap, shortest_interval},
+    advice::{Advice, advise, longest_gap, shortened_interval, shortest_interval},
     differs::differs,
     plain::{joined, words},
 };

@@ -10,7 +10,7 @@ use jiff::{
 use super::{
     DAY, Dst, Fold, Gap, Kind, Schedule,
     calendar::to_civil,
-    jump_at, next_of,
+    jump_at, next_of, offset_at,
     parse::{self, Field, Parsed, Word},
     plain,
 };
@@ -77,7 +77,7 @@ pub fn advise(text: &str, schedule: &Schedule, job: &str, now: Occurrence) -> Ve
 }
 
 /// The shortest time between two of the next occurrences, in milliseconds, and the earlier one of the two. None: there
-/// are not two.
+/// are not two. Where the clocks go forward it may be shorter: [`shortened_interval`].
 pub fn shortest_interval(
     schedules: &[Arc<Schedule>],
     now: Occurrence,
@@ -89,12 +89,45 @@ pub fn shortest_interval(
             break;
         };
         let distance = next.0 - before.0;
-        if shortest.is_none_or(|(least, _)| distance < least) {
+        if shortest.is_none_or(|(least, _)| distance < least)
+            && !goes_forward(schedules, before, next)
+        {
             shortest = Some((distance, before));
         }
         before = next;
     }
     shortest
+}
+
+fn goes_forward(schedules: &[Arc<Schedule>], from: Occurrence, to: Occurrence) -> bool {
+    schedules
+        .first()
+        .is_some_and(|s| offset_at(&s.zone, to.timestamp()) > offset_at(&s.zone, from.timestamp()))
+}
+
+/// The same for the two occurrences between which the clocks go forward next.
+pub fn shortened_interval(
+    schedules: &[Arc<Schedule>],
+    now: Occurrence,
+) -> Option<(i64, Occurrence)> {
+    /// Schedules with fewer occurrences have longer intervals than a run lasts.
+    const BEFORE_MS: i64 = 8 * DAY * 1000;
+    let zone = &schedules.first()?.zone;
+    let mut jumps = zone
+        .following(now.timestamp())
+        .filter_map(|transition| jump_at(zone, transition.timestamp()))
+        .take_while(|jump| jump.at * 1000 < now.0 + AHEAD_MS);
+    let jump = jumps.find(|jump| jump.after > jump.before)?;
+    let mut before = next_of(schedules, Occurrence(jump.at * 1000 - BEFORE_MS))?;
+    for _ in 0..2 * LOOKED_AT {
+        let next = next_of(schedules, before)?;
+        if next.0 >= jump.at * 1000 {
+            let between = before.0 < jump.at * 1000;
+            return between.then_some((next.0 - before.0, before));
+        }
+        before = next;
+    }
+    None
 }
 
 /// The longest time without an occurrence of those that last `least` at least, in milliseconds, and its begin, as far
@@ -671,6 +704,27 @@ mod tests {
         assert_eq!(gap(&["* * * * *"], "UTC", 2), None);
         assert_eq!(gap(&["@at 2027-01-01T00:00:00Z"], "UTC", 1), None);
         assert_eq!(gap(&[], "UTC", 1), None);
+    }
+
+    /// At whatever time of the year it is asked.
+    #[test]
+    fn the_day_of_23_hours_is_known_and_is_not_the_usual_one() {
+        const HOUR: i64 = 3_600_000;
+        let daily = |zone: &str| {
+            let zone = TimeZone::get(zone).expect("a zone");
+            let s = Schedule::parse("0 12 * * *", &zone, Dst::default(), "a");
+            [Arc::new(s.expect("a schedule"))]
+        };
+        for month in 0..24 {
+            let now = Occurrence(NOW + month * 30 * DAY * 1000);
+            let all = daily("Europe/Berlin");
+            let (ms, from) = shortened_interval(&all, now).expect("one");
+            assert_eq!(ms, 23 * HOUR, "{month}");
+            assert!(all[0].local(from).contains("-03-"));
+            let usual = shortest_interval(&all, now).map(|(ms, _)| ms);
+            assert_eq!(usual, Some(24 * HOUR), "{month}");
+            assert_eq!(shortened_interval(&daily("UTC"), now), None);
+        }
     }
 
     #[test]

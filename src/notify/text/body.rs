@@ -56,6 +56,37 @@ impl Details {
     }
 }
 
+impl Details {
+    /// Of the output the begin is cut: its end says most.
+    fn within(
+        &self,
+        links: Links,
+        most: usize,
+        count: fn(&str) -> usize,
+        cut: fn(&str, usize) -> String,
+    ) -> String {
+        let whole = self.text(links);
+        let Some((title, lines)) = self.output.split_once('\n') else {
+            return cut(&whole, most);
+        };
+        let head = whole.strip_suffix(&self.output).unwrap_or_default();
+        let head = format!("{head}{title}\n  …\n");
+        let mut room = most.saturating_sub(count(&head));
+        let mut kept: Vec<&str> = vec![];
+        for line in lines.lines().rev() {
+            let Some(left) = room.checked_sub(count(line) + 1) else {
+                break;
+            };
+            room = left;
+            kept.insert(0, line);
+        }
+        match kept.is_empty() {
+            true => cut(&whole, most),
+            false => format!("{head}{}\n", kept.join("\n")),
+        }
+    }
+}
+
 /// One line of facts. Without a name it goes on with what the line before began.
 pub(super) fn line(name: &str, text: &str) -> String {
     let colon = if name.is_empty() { "" } else { ":" };
@@ -85,10 +116,17 @@ impl Body {
         let head = format!("{}{}{}", self.intro, self.names(most / 2), self.gap());
         let closing = match self.closing.is_empty() {
             true => String::new(),
-            false => format!("\n{}", self.closing),
+            false => format!(
+                "\n\n{}{}",
+                line("cut", "this channel takes no longer text"),
+                self.closing.trim_start_matches('\n')
+            ),
         };
         let room = most.saturating_sub(count(&head) + count(&closing));
-        let details = cut(&self.details(links), room);
+        let details = match &self.details[..] {
+            [one] => one.within(links, room, count, cut),
+            _ => cut(&self.details(links), room),
+        };
         cut(&format!("{head}{details}{closing}"), most)
     }
 

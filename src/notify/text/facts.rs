@@ -206,12 +206,20 @@ fn output(item: &Item, alone: bool) -> String {
     let output = item.run.as_ref().map_or("", |run| run.output.as_str());
     let lines: Vec<&str> = output.lines().collect();
     let most = if alone { OUTPUT_LINES } else { OUTPUT_OF_MANY };
-    let lines = lines.get(lines.len().saturating_sub(most)..);
-    let lines = lines.unwrap_or_default();
+    let cut = lines.len().saturating_sub(most);
+    let lines = lines.get(cut..).unwrap_or_default();
     if lines.is_empty() || !item.bad {
         return String::new();
     }
-    format!("the end of its output:\n  {}\n", lines.join("\n  "))
+    let id = item.run.as_ref().and_then(|run| run.id);
+    let is_cut = cut > 0 || output.starts_with('…');
+    let more = id.filter(|_| is_cut && !alone).map(|id| {
+        let id = id.to_string();
+        let command = words::command("logs", &[item.job.as_str(), &id]);
+        format!(" ({most} lines; `{command}` shows more)")
+    });
+    let more = more.unwrap_or_default();
+    format!("the end of its output{more}:\n  {}\n", lines.join("\n  "))
 }
 
 /// Why an overdue job has no success. `local`: a time in words.

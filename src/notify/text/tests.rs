@@ -366,6 +366,52 @@ fn the_names_and_the_last_line_survive_a_cut() {
     }
 }
 
+/// The end of an output says most.
+#[test]
+fn the_last_line_of_an_output_survives_a_cut() {
+    let long = "y".repeat(60) + "\n";
+    let output = last_lines(&(long.repeat(30) + "the reason"));
+    let failed = one(Kind::Failed, true, Some((Outcome::Failed, &output)));
+    let text = Text::of(&Message::new(failed, "ops", NOW), "1", &surroundings());
+    let whole = text.body.whole(Links::InTheText);
+    for most in 800..letters(&whole) {
+        let said = text.body.within(Links::InTheText, most, letters, cut);
+        assert!(letters(&said) <= most, "{said}");
+        assert!(said.ends_with("\n  the reason\n"), "{most}: {said}");
+        assert!(said.contains("the end of its output:\n  …\n"), "{said}");
+    }
+}
+
+/// Whoever misses something sees that it was left out, and where it is.
+#[test]
+fn what_a_message_about_several_jobs_leaves_out_is_said() {
+    let told = |output: &str| {
+        let failed = one(Kind::Failed, true, Some((Outcome::Failed, output)));
+        let other = Item {
+            job: JobName::new("b"),
+            ..failed.clone()
+        };
+        let mut m = Message::new(failed, "ops", NOW);
+        m.join(other, NOW);
+        Text::of(&m, "1", &surroundings())
+    };
+    let whole = |output: &str| told(output).body.whole(Links::InTheText);
+    assert!(whole("1\n2\n3").contains("\nthe end of its output:\n  1\n"));
+    let id = "01a21348-253a-71b7-825a-4d60e5472a9e";
+    let more = format!(
+        "the end of its output (3 lines; `soloist logs b {id}` shows more):\n  2\n  3\n  4\n"
+    );
+    assert!(
+        whole("1\n2\n3\n4").contains(&more),
+        "{}",
+        whole("1\n2\n3\n4")
+    );
+    assert!(whole("…2\n3").contains("shows more):\n  …2\n"));
+    let cut = told("x").body.within(Links::InTheText, 700, letters, cut);
+    let end = "…\n\ncut:         this channel takes no longer text\nmore:        soloist status\n";
+    assert!(cut.ends_with(end), "{cut}");
+}
+
 #[test]
 fn output_is_cut_at_its_begin_and_acts_on_nothing() {
     let long = "é".repeat(5000) + "\n\x1b[2J\u{202e}last\r\n";
