@@ -23,13 +23,14 @@ const LOOK: u32 = 5;
 The store keeps the last bytes of each run for 7 days; the job's `output.keep` says how many.
 
 stdout and stderr come in the order in which soloist read them, and both go to stdout. On a terminal a mark shows the \
-lines of stderr, and a line that the other stream interrupts is broken there.
+lines of stderr, and a line that the other stream interrupts is broken there. In a pipe or a file nothing is marked or \
+changed: a script tells them apart by `--stream`, or by `stderr` of `--json`.
 
 Examples:
   soloist logs backup               of the active run, or else of the last one
   soloist logs backup -f            until it ends
   soloist logs backup 019aa1c4-…    of this run; `soloist history backup --json` lists the runs
-  soloist logs backup --stream stderr")]
+  soloist logs backup --stream stderr >errors.txt")]
 pub(super) struct Logs {
     /// Name of the job
     job: String,
