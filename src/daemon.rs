@@ -448,11 +448,7 @@ impl Daemon {
         let until = tokio::time::Instant::now() + LAST_WORDS;
         let _ = tokio::time::timeout(LAST_WORDS / 2, holder.runs.wait()).await;
         self.finish.cancel();
-        #[cfg(feature = "notify")]
-        let heartbeats = holder.heartbeats.finish(crate::notify::LAST_WORDS);
-        #[cfg(not(feature = "notify"))]
-        let heartbeats = std::future::ready(());
-        let all = async { tokio::join!(holder.runs.wait(), self.background.wait(), heartbeats) };
+        let all = async { tokio::join!(holder.runs.wait(), self.background.wait()) };
         if tokio::time::timeout_at(until, all).await.is_err() {
             warn!("the store does not answer: this instance stops without signing off there");
         }
@@ -466,6 +462,9 @@ impl Daemon {
         holder.give_up.cancel();
         // Releases the guards, or lets them take over. A guard that is not told notices when this process ends.
         let _ = tokio::time::timeout(HAND_OVER, holder.runs.wait()).await;
+        // After the last of what the runs say.
+        #[cfg(feature = "notify")]
+        holder.heartbeats.finish(crate::notify::LAST_WORDS).await;
         #[cfg(feature = "notify")]
         if let Some(traces) = holder.traces.get() {
             traces.finish(LAST_TRACES).await;

@@ -32,9 +32,19 @@ struct Beat {
     url: String,
 }
 
-/// Where a daemon hands in its heartbeats. Its thread starts with the first.
+/// Where a daemon hands in its heartbeats.
 #[derive(Debug, Default)]
-pub(crate) struct Heartbeats(Mutex<Option<Thread>>);
+pub(crate) struct Heartbeats(Mutex<Sending>);
+
+#[derive(Debug, Default)]
+enum Sending {
+    /// Its thread starts with the first.
+    #[default]
+    Nothing,
+    By(Thread),
+    /// Nobody would wait for what comes now.
+    Over,
+}
 
 #[derive(Debug)]
 struct Thread {
@@ -85,17 +95,22 @@ impl Heartbeats {
             job: job.clone(),
             url: address(url.expose(), &suffix),
         };
-        let mut thread = self.0.lock();
-        let thread = thread.get_or_insert_with(start);
+        let mut sending = self.0.lock();
+        if let Sending::Nothing = *sending {
+            *sending = Sending::By(start());
+        }
+        let Sending::By(thread) = &*sending else {
+            return debug!(%job, "this instance has ended: left a heartbeat out");
+        };
         if thread.beats.try_send(beat).is_err() {
             debug!(%job, "too many heartbeats wait already: left one out");
         }
     }
 
-    /// Waits until what was handed in is sent, but not for longer than this.
+    /// Takes no more. Waits until what was handed in is sent, but not for longer than this.
     pub(crate) async fn finish(&self, limit: Duration) {
-        let thread = self.0.lock().take();
-        if let Some(Thread { beats, end }) = thread {
+        let sending = std::mem::replace(&mut *self.0.lock(), Sending::Over);
+        if let Sending::By(Thread { beats, end }) = sending {
             drop(beats);
             let _ = tokio::time::timeout(limit, end).await;
         }
@@ -186,6 +201,8 @@ mod tests {
         let job = JobName::new("x");
         beats.send(&job, Some(&HiddenUrl::new(&url)), Moment::Starts);
         beats.finish(Duration::from_secs(60)).await;
+        beats.send(&job, Some(&HiddenUrl::new(&url)), Moment::Starts);
+        assert!(matches!(*beats.0.lock(), Sending::Over), "no new thread");
         let line = hears.try_recv().expect("it came before the end");
         assert!(line.starts_with("POST /beat/start "), "{line}");
         serve.join().expect("the server");
