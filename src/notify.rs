@@ -55,7 +55,7 @@ pub(crate) async fn serve(p: Parts) {
             .build();
         match runtime {
             Ok(runtime) => {
-                runtime.block_on(keeper::Keeper::new(p, asking).run(changes));
+                runtime.block_on(keeper::Keeper::new(p, asking, changes).run());
                 runtime.shutdown_background();
             }
             Err(error) => error!(%error, "cannot send notifications: no runtime"),

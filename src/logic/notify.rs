@@ -544,12 +544,15 @@ impl GivenUp {
         let items = message.items.iter().map(|i| (i.job.clone(), i.kind));
         let about: Vec<_> = items.take(GIVEN_UP_NAMES).collect();
         let all = message.items.len() as u64 + message.more;
-        let mut why: String = why.chars().take(GIVEN_UP_WHY).collect();
-        if !message.left.is_empty() {
-            let left = message.left.join(", ");
-            let left: String = left.chars().take(GIVEN_UP_WHY).collect();
-            why = format!("{why} (not delivered to {left}; the others have it)");
-        }
+        let tail = match message.left.is_empty() {
+            true => String::new(),
+            false => {
+                let left: String = (message.left.join(", ").chars().take(GIVEN_UP_LEFT)).collect();
+                format!(" (not delivered to {left}; the others have it)")
+            }
+        };
+        let room = GIVEN_UP_WHY.saturating_sub(tail.chars().count());
+        let why = why.chars().take(room).collect::<String>() + &tail;
         Self {
             id: id.to_owned(),
             channel: message.channel.clone(),
@@ -723,6 +726,8 @@ pub const FORGET_MS: i64 = 7 * 24 * 3_600_000;
 pub const GIVEN_UP_KEPT: usize = 20;
 const GIVEN_UP_NAMES: usize = 5;
 const GIVEN_UP_WHY: usize = 300;
+/// Of the receivers who lack it so many characters.
+const GIVEN_UP_LEFT: usize = 100;
 
 /// The pause after this number of refusals. None: it is given up.
 pub fn refused_again(refusals: u32) -> Option<Duration> {
@@ -750,20 +755,20 @@ impl Message {
         }
     }
 
-    /// Whether something for this channel may become part of it.
-    pub fn takes(&self, channel: &str, now: i64) -> bool {
+    /// Whether something for this channel may become part of it that happened after `heard`.
+    pub fn takes(&self, channel: &str, heard: i64) -> bool {
         self.channel == channel
             && self.tries == 0
             && self.left.is_empty()
             && self.sending.is_none()
-            && now < self.at + JOIN_MOST_MS
+            && heard < self.at + JOIN_MOST_MS
     }
 
     pub fn has_room(&self) -> bool {
         self.items.len() < ITEMS
     }
 
-    pub fn join(&mut self, item: Item, now: i64) {
+    pub fn join(&mut self, item: Item, heard: i64) {
         match self.has_room() {
             true => self.items.push(item),
             false => {
@@ -774,7 +779,8 @@ impl Message {
                 }
             }
         }
-        self.due = (now + TOGETHER_MS).min(self.at + JOIN_MOST_MS);
+        let due = (heard + TOGETHER_MS).min(self.at + JOIN_MOST_MS);
+        self.due = self.due.max(due);
     }
 
     /// Puts the jobs that are bad now before the others, each by their names. What is told of one job stays in the

@@ -4,6 +4,7 @@
 
 mod lacks;
 mod look;
+mod pending;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,10 +12,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{broadcast, broadcast::error::RecvError, mpsc};
+use tokio::sync::{
+    broadcast,
+    broadcast::error::{RecvError, TryRecvError},
+    mpsc,
+};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, error, info, warn};
 
+use self::pending::Pending;
 use super::{
     LAST_WORDS, Parts, Undelivered, send,
     text::{self, Surroundings, Text},
@@ -54,6 +60,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_AT: usize = 500;
 /// Jobs are looked at again so soon after a look that could not judge all.
 const LOOK_SOON: Duration = Duration::from_millis(200);
+/// Without a state that can be read nobody knows whether another attempt follows: after this time a bad end is told all
+/// the same.
+const UNREADABLE_MOST: Duration = Duration::from_secs(60);
 
 pub(super) struct Keeper {
     parts: Parts,
@@ -72,13 +81,19 @@ pub(super) struct Keeper {
     given_up: Vec<GivenUp>,
     /// Jobs of other instances.
     lacking: lacks::Lacking,
-    /// At which jobs to look: those that have changed go first.
-    changed: BTreeSet<JobName>,
-    others: BTreeSet<JobName>,
+    /// Says at which jobs to look. None: it says nothing any more.
+    hints: Option<broadcast::Receiver<Changed>>,
+    /// All hints of before this time were taken in, Unix ms.
+    heard: i64,
+    pending: Pending,
+    /// Since when time has made jobs overdue of which not all are told, Unix ms.
+    passing: Option<i64>,
     round: Option<JobName>,
     next_round: Boottime,
     /// Jobs are not looked at before this.
     not_before: Boottime,
+    /// Since when the states of these jobs cannot be read.
+    unreadable: BTreeMap<JobName, Boottime>,
     /// By channel: what is being sent.
     under_way: BTreeMap<String, AbortOnDropHandle<()>>,
     results: mpsc::UnboundedSender<Sent>,
@@ -107,7 +122,7 @@ struct Changes {
 }
 
 impl Keeper {
-    pub(super) fn new(parts: Parts, asking: Asking) -> Self {
+    pub(super) fn new(parts: Parts, asking: Asking, hints: broadcast::Receiver<Changed>) -> Self {
         let now = Boottime::now();
         let (results, sent) = mpsc::unbounded_channel();
         let config = parts.config.borrow().clone();
@@ -125,20 +140,22 @@ impl Keeper {
             messages: BTreeMap::new(),
             given_up: vec![],
             lacking: lacks::Lacking::default(),
-            changed: BTreeSet::new(),
-            others: BTreeSet::new(),
+            hints: Some(hints),
+            heard: 0,
+            pending: Pending::default(),
+            passing: None,
             round: None,
             next_round: now,
             not_before: now,
+            unreadable: BTreeMap::new(),
             under_way: BTreeMap::new(),
             results,
             sent,
         }
     }
 
-    pub(super) async fn run(mut self, mut changes: broadcast::Receiver<Changed>) {
+    pub(super) async fn run(mut self) {
         let finish = self.parts.finish.clone();
-        let mut hinted = true;
         loop {
             if finish.run_until_cancelled(self.step()).await.is_none() {
                 return self.leave().await;
@@ -150,11 +167,7 @@ impl Keeper {
                 biased;
                 () = finish.cancelled() => return self.leave().await,
                 Some(sent) = self.sent.recv() => self.ended(sent).await,
-                change = changes.recv(), if hinted => match change {
-                    Ok(Changed::Jobs(names)) => self.hear(&names),
-                    Ok(Changed::Any) | Err(RecvError::Lagged(_)) => self.all(),
-                    Err(RecvError::Closed) => hinted = false,
-                },
+                hint = hint(&mut self.hints) => self.hear(hint),
                 seen = self.parts.config.changed() => {
                     // The daemon is gone.
                     let Ok(()) = seen else { return };
@@ -173,12 +186,34 @@ impl Keeper {
         matches!(self.stand, Stand::Notifier { .. })
     }
 
-    fn hear(&mut self, names: &[JobName]) {
-        if self.is_notifier() {
-            let told = names.iter().filter(|name| self.watched(name).is_some());
-            let told: Vec<JobName> = told.cloned().collect();
-            self.changed.extend(told);
+    fn hear(&mut self, hint: Result<Changed, RecvError>) {
+        match hint {
+            Ok(Changed::Jobs(names)) if self.is_notifier() => {
+                for name in &*names {
+                    if self.watched(name).is_some() {
+                        self.pending.add(name.clone(), self.heard);
+                    }
+                }
+            }
+            Ok(Changed::Jobs(_)) => {}
+            Ok(Changed::Any) | Err(RecvError::Lagged(_)) => self.all(),
+            Err(RecvError::Closed) => self.hints = None,
         }
+    }
+
+    /// Takes in all hints that have come.
+    fn hear_all(&mut self) {
+        let now = self.now_ms();
+        while let Some(hints) = &mut self.hints {
+            let hint = match hints.try_recv() {
+                Ok(hint) => Ok(hint),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Lagged(n)) => Err(RecvError::Lagged(n)),
+                Err(TryRecvError::Closed) => Err(RecvError::Closed),
+            };
+            self.hear(hint);
+        }
+        self.heard = now;
     }
 
     /// Looks at all jobs, as far as anybody is told of them.
@@ -187,7 +222,9 @@ impl Keeper {
             let names = self.config.jobs.keys().chain(&self.lacking.jobs);
             let told = names.filter(|name| self.watched(name).is_some());
             let told: Vec<JobName> = told.cloned().collect();
-            self.others.extend(told);
+            for name in told {
+                self.pending.add(name, self.heard);
+            }
         }
     }
 
@@ -210,7 +247,11 @@ impl Keeper {
             // However often the notifier writes meanwhile: what the time changes is looked at, too.
             self.next_stand = now + stand::EVERY;
             match self.is_notifier() {
-                true => self.time_passes().await,
+                true if self.time_passes().await => self.passing = None,
+                true => {
+                    self.passing = self.passing.or(Some(self.now_ms()));
+                    self.next_stand = now;
+                }
                 false => self.look_at_lease().await,
             }
         }
@@ -225,7 +266,17 @@ impl Keeper {
         if now >= self.not_before {
             self.look().await;
         }
+        // However long that took: what happened meanwhile may belong to the same message.
+        self.hear_all();
         self.start_sending().await;
+    }
+
+    /// All that belongs to the message is in it, however far behind the notifier is.
+    fn is_whole(&self, m: &Message) -> bool {
+        let behind = self.pending.oldest().into_iter().chain(self.passing);
+        !behind
+            .into_iter()
+            .any(|heard| heard <= m.due && m.takes(&m.channel, heard))
     }
 
     /// When [`Keeper::step`] has something to do.
@@ -233,12 +284,13 @@ impl Keeper {
         let mut wake = self.next_stand;
         if self.is_notifier() {
             wake = wake.min(self.next_round);
-            if !self.changed.is_empty() || !self.others.is_empty() {
+            if self.pending.oldest().is_some() {
                 wake = wake.min(self.not_before);
             }
             // What waits for a channel that is gone is not due before that is back.
             let turn = self.in_turn().into_iter();
-            let free = turn.filter(|(id, _)| self.messages.get(*id).is_some_and(|m| self.free(m)));
+            let ready = |m: &Message| self.free(m) && self.is_whole(m);
+            let free = turn.filter(|(id, _)| self.messages.get(*id).is_some_and(ready));
             if let Some(due) = free.map(|(_, turn)| turn.due).min() {
                 let wait = due.saturating_sub(self.now_ms()).max(0) as u64;
                 wake = wake.min(Boottime::now() + Duration::from_millis(wait));
@@ -383,8 +435,8 @@ impl Keeper {
         self.messages.clear();
         self.given_up.clear();
         self.lacking = lacks::Lacking::default();
-        self.changed.clear();
-        self.others.clear();
+        self.pending.clear();
+        self.passing = None;
         while self.sent.try_recv().is_ok() {}
     }
 
@@ -483,12 +535,14 @@ impl Keeper {
         true
     }
 
-    /// Tells what the time alone has changed, and renews the lease.
-    async fn time_passes(&mut self) {
+    /// Tells what the time alone has changed, and renews the lease. False: there is more.
+    async fn time_passes(&mut self) -> bool {
         let now = self.now_ms();
-        let mut changes = Changes::default();
+        let heard = self.passing.unwrap_or(now);
+        let (mut changes, mut all) = (Changes::default(), true);
         for (name, notes) in &self.notes {
             if changes.notes.len() + changes.forgotten.len() >= look::AT_ONCE {
+                all = false;
                 break;
             }
             let watched = self.watched(name);
@@ -522,18 +576,18 @@ impl Keeper {
                     never: notes.success.is_none(),
                     ..text::item(name, watched.job, &verdict, None, now)
                 };
-                self.tell(&mut changes, &verdict.channel, item, now);
+                self.tell(&mut changes, &verdict.channel, item, (heard, now));
             }
             changes.notes.insert(name.clone(), notes);
         }
         self.limit(&mut changes, now);
-        self.commit(changes).await;
+        self.commit(changes).await && all
     }
 
-    /// Adds something to a message that waits for the channel, or to a new one.
-    fn tell(&self, changes: &mut Changes, channel: &str, item: Item, now: i64) {
-        if let Some(message) = self.open_message(changes, channel, now) {
-            message.join(item, now);
+    /// Adds something to a message that waits for the channel, or to a new one. `heard`: it happened after this time.
+    fn tell(&self, changes: &mut Changes, channel: &str, item: Item, (heard, now): (i64, i64)) {
+        if let Some(message) = self.open_message(changes, channel, heard) {
+            message.join(item, heard);
             return;
         }
         let id = format!("{now}-{:08x}", fastrand::u32(..));
@@ -594,7 +648,8 @@ impl Keeper {
         let now = self.now_ms();
         let mut chosen: BTreeMap<String, (Turn, String)> = BTreeMap::new();
         for (id, turn) in self.in_turn() {
-            let Some(m) = self.messages.get(id).filter(|m| self.free(m)) else {
+            let ready = |m: &&Message| self.free(m) && self.is_whole(m);
+            let Some(m) = self.messages.get(id).filter(ready) else {
                 continue;
             };
             let earlier = |(of, _): &(Turn, String)| turn.due < of.due;
@@ -766,6 +821,14 @@ impl Keeper {
             let _ = tokio::time::timeout(LAST_WORDS, self.note(write)).await;
             self.step_back(None);
         }
+    }
+}
+
+/// What is said of jobs next; if nothing ever is, this takes for ever.
+async fn hint(hints: &mut Option<broadcast::Receiver<Changed>>) -> Result<Changed, RecvError> {
+    match hints {
+        Some(hints) => hints.recv().await,
+        None => std::future::pending().await,
     }
 }
 

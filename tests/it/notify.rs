@@ -200,6 +200,64 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
     println!("{took} ms from the first end until all were told");
 }
 
+/// The notifier is slow, and not the jobs: that splits no message.
+#[test]
+fn a_notifier_that_is_behind_puts_what_happened_at_once_into_one_message() {
+    const JOBS: u64 = 250;
+    let hook = Hook::start(Mode::Takes);
+    let mut plan = fleet(1)
+        .unrecorded()
+        .alone()
+        .tables(&channel("ops", &hook, ""))
+        .env(0, "SOLOIST_FAILPOINT", "slow_look")
+        .default("notify", "[\"ops\"]")
+        .default("output", "{ log = false }");
+    for n in 0..JOBS {
+        plan = plan.job(
+            &format!("j{n}"),
+            "command = [\"false\"]\nschedule = \"@at {soon}\"",
+        );
+    }
+    let fleet = plan.start();
+    let told = || hook.heard("ops").iter().map(told_in).sum::<u64>();
+    wait_until("all jobs are told", GENEROUS * 3, || told() >= JOBS);
+    let runs = fleet.json(&["history", "--json", "-n", "1000"]);
+    let runs = runs.as_array().expect("runs");
+    let ends: Vec<i64> = runs.iter().map(|r| millis(&r["finished_at"])).collect();
+    let took = ends.iter().max().expect("an end") - ends.iter().min().expect("an end");
+    let heard = hook.heard("ops");
+    // A host that is too busy may take longer for the runs themselves.
+    let most = 1 + usize::try_from(took / 2_000).expect("a short time");
+    assert!(heard.len() <= most, "{took} ms: {} messages", heard.len());
+    assert_eq!(told(), JOBS, "each job once");
+}
+
+/// More than the notifier judges at one time.
+#[test]
+fn many_jobs_that_become_overdue_at_once_are_one_message() {
+    const JOBS: u64 = 350;
+    let hook = Hook::start(Mode::Takes);
+    let mut plan = fleet(1)
+        .unrecorded()
+        .alone()
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .default("expect_success_within", "\"15s\"");
+    for n in 0..JOBS {
+        plan = plan.job(&format!("j{n}"), "command = [\"true\"]");
+    }
+    let _fleet = plan.start();
+    let told = || hook.heard("ops").iter().map(told_in).sum::<u64>();
+    wait_until("all jobs are told", GENEROUS * 3, || told() >= JOBS);
+    let heard = hook.heard("ops");
+    assert_eq!(
+        heard.len(),
+        1,
+        "{:?}",
+        heard.iter().map(told_in).collect::<Vec<_>>()
+    );
+}
+
 /// The time of an instant as JSON has it, Unix ms.
 fn millis(t: &Value) -> i64 {
     let t: jiff::Timestamp = t.as_str().expect("a time").parse().expect("a time");
@@ -292,6 +350,38 @@ fn a_job_whose_retries_never_come_is_told_as_failed() {
     });
 }
 
+/// Nobody knows then whether the next attempt still comes.
+#[test]
+fn an_attempt_that_waits_for_a_retry_is_not_told_while_the_state_cannot_be_read() {
+    let hook = Hook::start(Mode::Takes);
+    let mut fleet = fleet(1)
+        .unrecorded()
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .job(
+            "bad",
+            "command = \"exit 3\"\nschedule = \"@at {soon}\"\nretry = { attempts = 1, interval = \"1h\" }",
+        )
+        .start();
+    wait_until("the first attempt has ended", GENEROUS, || {
+        !fleet.history("bad").is_empty()
+    });
+    let swap = "redis.call('RENAME', KEYS[1], KEYS[2]); redis.call('SET', KEYS[1], 'odd')";
+    let back = "redis.call('DEL', KEYS[1]); redis.call('RENAME', KEYS[2], KEYS[1])";
+    let keys = ["soloist:{bad}:state", "soloist:{bad}:saved"];
+    let eval = |fleet: &mut crate::support::fleet::Fleet, script: &str| {
+        let words = ["EVAL", script, "2", keys[0], keys[1]];
+        fleet.server().command::<()>(&words);
+    };
+    eval(&mut fleet, swap);
+    // The notifier looks at each job every five seconds.
+    std::thread::sleep(Duration::from_secs(12));
+    assert!(hook.heard("ops").is_empty(), "{:#?}", hook.heard("ops"));
+    eval(&mut fleet, back);
+    fleet.said(&["cancel", "bad"]);
+    assert_eq!(kinds(&hook.wait("ops", 1)[0]), [("bad", "failed")]);
+}
+
 #[test]
 fn a_job_without_a_success_for_too_long_is_told_also_if_nothing_runs_it() {
     let hook = Hook::start(Mode::Takes);
@@ -354,6 +444,25 @@ fn a_heartbeat_says_only_how_the_last_attempt_ended() {
     assert_eq!(fleet.history("bad").len(), 3);
     assert_eq!(hook.paths().last().map(String::as_str), Some("/beat/3"));
     assert_eq!((heard("/beat/start"), hook.paths().len()), (3, 4));
+}
+
+/// The service would tell its people that the run never ended.
+#[test]
+fn heartbeats_tell_how_a_run_ended_that_the_end_of_its_instance_ended() {
+    for (stubborn, end) in [("", "/beat/fail"), ("trap '' TERM; ", "/beat/fail")] {
+        let hook = Hook::start(Mode::Takes);
+        let url = hook.url("beat");
+        let command = format!("command = \"{stubborn}while :; do sleep 1; done\"\ngrace = \"1s\"");
+        let mut fleet = fleet(1)
+            .drain("0s")
+            .default("heartbeat_url", &format!("\"{url}\""))
+            .job("long", &format!("{command}\nschedule = \"@at {{soon}}\""))
+            .start();
+        wait_until("its start is told", GENEROUS, || hook.paths().len() == 1);
+        fleet.instances[0].signal(rustix::process::Signal::TERM);
+        fleet.instances[0].wait_end();
+        assert_eq!(hook.paths(), ["/beat/start", end]);
+    }
 }
 
 /// Else a service that heard of its start would wait for its end.

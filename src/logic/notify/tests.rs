@@ -645,9 +645,12 @@ fn what_was_given_up_is_remembered_within_bounds() {
     for n in 1..1000 {
         m.join(item(n), 0);
     }
+    m.left = vec!["\"".repeat(200); 50];
     let why = "\"".repeat(10_000);
     let one = |at: i64| GivenUp::new("1790000000000-01234567", &m, &why, at);
     let first = one(0);
+    assert_eq!(first.why.chars().count(), GIVEN_UP_WHY);
+    assert!(first.why.ends_with("; the others have it)"));
     assert_eq!(
         (first.about.len() as u64 + first.more, first.tries),
         (1000, 0)

@@ -48,7 +48,9 @@ impl Keeper {
         self.lacking.jobs = lacking(&self.lacking.jobs, &self.lacking.seen, &seen);
         self.lacking.seen = seen;
         self.say_lacking(now);
-        self.others.extend(self.lacking.jobs.iter().cloned());
+        for name in &self.lacking.jobs {
+            self.pending.add(name.clone(), self.heard);
+        }
     }
 
     /// The jobs that some other instance has enabled, and this configuration does not have.

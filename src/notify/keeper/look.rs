@@ -2,9 +2,10 @@
 
 use tracing::debug;
 
-use super::{Changes, Keeper, LOOK_AT, LOOK_SOON};
+use super::{Changes, Keeper, LOOK_AT, LOOK_SOON, UNREADABLE_MOST};
 use crate::{
     clock::Boottime,
+    failpoint,
     logic::{
         claim::State,
         notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at},
@@ -33,7 +34,7 @@ impl Keeper {
         for (name, job) in some {
             last = Some(name.clone());
             if !job.alarms.notify.is_empty() {
-                self.others.insert(name.clone());
+                self.pending.add(name.clone(), self.heard);
             }
         }
         self.round = last;
@@ -41,25 +42,18 @@ impl Keeper {
 
     /// Looks at some jobs, and notes what follows.
     pub(super) async fn look(&mut self) {
-        let some = match self.changed.is_empty() {
-            true => &mut self.others,
-            false => &mut self.changed,
-        };
-        let mut names: Vec<JobName> = vec![];
-        while names.len() < AT_ONCE
-            && let Some(name) = some.pop_first()
-        {
-            names.push(name);
-        }
-        names.retain(|name| self.watched(name).is_some());
-        if names.is_empty() {
+        let mut some = self.pending.take(AT_ONCE);
+        some.retain(|(name, _)| self.watched(name).is_some());
+        if some.is_empty() {
             return;
         }
-        match self.judge(names.clone()).await {
+        failpoint::slow("slow_look").await;
+        match self.judge(&some).await {
             Ok((changes, again)) => {
                 if !again.is_empty() {
                     self.not_before = Boottime::now() + LOOK_SOON;
-                    self.changed.extend(again);
+                    some.retain(|(name, _)| again.contains(name));
+                    self.pending.put_back(some);
                 }
                 if !changes.notes.is_empty() && !self.commit(changes).await {
                     debug!("another instance judges these jobs");
@@ -68,7 +62,7 @@ impl Keeper {
             Err(e) => {
                 debug!(error = %e, "cannot look at jobs for notifications; retrying");
                 self.not_before = Boottime::now() + LOOK_SOON * 5;
-                self.changed.extend(names);
+                self.pending.put_back(some);
             }
         }
     }
@@ -76,8 +70,13 @@ impl Keeper {
     /// What follows from the records of these jobs; and at which to look again soon.
     async fn judge(
         &mut self,
-        names: Vec<JobName>,
+        some: &[(JobName, i64)],
     ) -> Result<(Changes, Vec<JobName>), store::Error> {
+        let names = some.iter().map(|(name, _)| name.clone()).collect();
+        let heard = |name: &JobName| {
+            let of = some.iter().find(|(n, _)| n == name);
+            of.map_or(i64::MAX, |(_, heard)| *heard)
+        };
         let first = self.unjudged(names).await?;
         let (mut changes, mut again) = (Changes::default(), vec![]);
         let awaits = |name| self.notes.get(name).is_some_and(|n| !n.awaited.is_empty());
@@ -91,7 +90,8 @@ impl Keeper {
         for (name, records) in &first {
             if !bad.contains(name) {
                 let upto = records.len();
-                self.judge_job(&mut changes, name, (records, upto), None, now)
+                let when = (heard(name), now);
+                self.judge_job(&mut changes, name, (records, upto), None, when)
                     .await;
             }
         }
@@ -111,16 +111,30 @@ impl Keeper {
             if upto.is_some() {
                 again.push(name.clone());
             }
-            let state = order
-                .iter()
-                .position(|n| n == name)
-                .and_then(|at| states.value.get(at)?.as_ref().ok()?.as_ref());
+            let at = order.iter().position(|n| n == name);
+            let state = match at.and_then(|at| states.value.get(at)) {
+                // A later round looks again.
+                Some(Err(_)) if self.may_be_read_soon(name) => continue,
+                Some(Ok(state)) => {
+                    self.unreadable.remove(name);
+                    state.as_ref()
+                }
+                _ => None,
+            };
             let records = (&records[..], upto.unwrap_or(records.len()));
-            self.judge_job(&mut changes, name, records, state, now)
+            let when = (heard(name), now);
+            self.judge_job(&mut changes, name, records, state, when)
                 .await;
         }
         self.limit(&mut changes, now);
         Ok((changes, again))
+    }
+
+    /// Whether the state of a job cannot be read only for a moment, as far as anybody knows.
+    fn may_be_read_soon(&mut self, name: &JobName) -> bool {
+        let now = Boottime::now();
+        let since = *self.unreadable.entry(name.clone()).or_insert(now);
+        now.since(since) < UNREADABLE_MOST
     }
 
     /// The records of these jobs that are not judged yet, oldest first.
@@ -155,14 +169,14 @@ impl Keeper {
             .collect())
     }
 
-    /// Judges the first `upto` of these new records of one job, oldest first.
+    /// Judges the first `upto` of these new records of one job, oldest first. `heard`: they are of after this time.
     async fn judge_job(
         &self,
         changes: &mut Changes,
         name: &JobName,
         (records, upto): (&[RunRecord], usize),
         state: Option<&State>,
-        now: i64,
+        (heard, now): (i64, i64),
     ) {
         let Some(watched) = self.watched(name) else {
             return;
@@ -196,7 +210,7 @@ impl Keeper {
             return;
         }
         for (verdict, r, expected) in told {
-            let output = match self.has_room(changes, &verdict.channel, now) && verdict.bad {
+            let output = match self.has_room(changes, &verdict.channel, heard) && verdict.bad {
                 true => self.output(r).await,
                 false => String::new(),
             };
@@ -205,7 +219,7 @@ impl Keeper {
                 expected,
                 ..text::item(name, watched.job, &verdict, run, now)
             };
-            self.tell(changes, &verdict.channel, item, now);
+            self.tell(changes, &verdict.channel, item, (heard, now));
         }
         changes.notes.insert(name.clone(), notes);
     }
