@@ -239,7 +239,7 @@ impl Notes {
     /// record.
     pub fn dropped(&mut self, new: &[RunRecord], state: Option<&State>) -> Vec<RunRecord> {
         let mut all = std::mem::take(&mut self.awaited);
-        all.retain(|r| new.iter().all(|other| other.occurrence != r.occurrence));
+        all.retain(|r| !new.iter().any(|other| counts_after(other, r)));
         let many = all.len().saturating_sub(AWAITED);
         let (out, awaited) = (all.into_iter().enumerate())
             .partition::<Vec<_>, _>(|(n, r)| *n < many || !is_open(state, r.occurrence));
@@ -256,8 +256,7 @@ impl Notes {
         state: Option<&State>,
     ) -> bool {
         let same = |other: &RunRecord| {
-            other.occurrence == r.occurrence
-                && (other.attempt > r.attempt || name(other) != name(r))
+            counts_after(other, r) && (other.attempt > r.attempt || name(other) != name(r))
         };
         if !r.outcome.is_bad() {
             return false;
@@ -348,6 +347,11 @@ impl Notes {
             .filter_map(|t| Some(t.held.as_ref()?.until));
         held.chain(overdue).min()
     }
+}
+
+/// The later record says how the occurrence ended: one that a newer occurrence replaced says nothing of it.
+fn counts_after(later: &RunRecord, r: &RunRecord) -> bool {
+    later.occurrence == r.occurrence && later.outcome != Outcome::Replaced
 }
 
 /// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.

@@ -273,10 +273,8 @@ impl Keeper {
 
     /// All that belongs to the message is in it, however far behind the notifier is.
     fn is_whole(&self, m: &Message) -> bool {
-        let behind = self.pending.oldest().into_iter().chain(self.passing);
-        !behind
-            .into_iter()
-            .any(|heard| heard <= m.due && m.takes(&m.channel, heard))
+        let mut behind = self.pending.oldest().into_iter().chain(self.passing);
+        !behind.any(|heard| heard <= m.due && m.takes(&m.channel, heard))
     }
 
     /// When [`Keeper::step`] has something to do.

@@ -224,6 +224,12 @@ fn pagerduty(subject: &Subject, action: &str, text: &Text, key: &Secret) -> serd
             "custom_details": { "text": cut(&subject.text, 30_000) },
         },
     });
+    // Some of them have no event of their own.
+    let names = text.body.all_names();
+    if !names.is_empty() {
+        let all = format!("{}\n\n{names}", text.title);
+        event["payload"]["custom_details"]["message"] = cut(&all, 30_000).into();
+    }
     if let Some(link) = &subject.link {
         event["links"] = json!([{ "href": link, "text": "the job in soloist" }]);
     }
@@ -316,9 +322,10 @@ fn last_words(said: &[u8], secrets: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::text::{Body, Details},
+        super::text::{Body, Details, Names},
         *,
     };
+    use crate::model::JobName;
 
     fn text(body: &str) -> Text {
         Text {
@@ -387,6 +394,22 @@ mod tests {
             assert!(count(&said["payload"]["summary"]) <= 1024);
             assert!(count(&said["dedup_key"]) <= 255);
         }
+    }
+
+    #[test]
+    fn an_event_of_pagerduty_names_the_jobs_that_have_none() {
+        let mut text = text("x");
+        let event = |text: &Text| pagerduty(&text.subjects[0], "trigger", text, &Secret::new("k"));
+        let details = event(&text)["payload"]["custom_details"].clone();
+        assert_eq!(details, json!({ "text": "x" }));
+        text.title = "2 jobs failed".to_owned();
+        text.body.names = vec![Names {
+            what: "failed",
+            jobs: vec![JobName::new("a"), JobName::new("b")],
+            unnamed: 0,
+        }];
+        let details = &event(&text)["payload"]["custom_details"];
+        assert_eq!(details["message"], "2 jobs failed\n\nfailed: a, b\n");
     }
 
     #[test]

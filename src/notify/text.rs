@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use serde_json::{Value as Json, json};
 
 #[cfg(test)]
-pub(super) use self::body::Details;
+pub(super) use self::body::{Details, Names};
 pub(super) use self::{
     body::{Body, Links, cut, letters},
     item::{about, item, refreshed, test_message},

@@ -351,6 +351,12 @@ fn an_attempt_is_told_once_nothing_follows_it() {
     assert_eq!(look(&mut notes, &[], &none), [(2, 1)]);
     let second = [attempt(2, 1, Succeeded)];
     assert_eq!(look(&mut awaiting(), &second, &none), [(1, 1), (2, 1)]);
+    // A newer occurrence replaced the next attempt: nobody knows how it would have ended.
+    let replaced = attempt(1, 2, Outcome::Replaced);
+    let new = std::slice::from_ref(&replaced);
+    assert_eq!(look(&mut awaiting(), new, &none), [(1, 1), (1, 2)]);
+    let new = [first.clone(), replaced];
+    assert_eq!(look(&mut Notes::new(0), &new, &none), [(1, 1), (1, 2)]);
     // The next attempt has ended: the last one counts.
     for outcome in [Failed, Succeeded, Cancelled] {
         let next = [attempt(1, 2, outcome)];
@@ -666,6 +672,137 @@ fn what_was_given_up_is_remembered_within_bounds() {
     assert!(text.len() < crate::store::LINE_MOST, "{}", text.len());
     let later = remembered(known, &[], 990 + FORGET_MS);
     assert_eq!(later.len(), 9);
+}
+
+/// A job with retries, and a notifier that looks at it at any moment, between whose reads anything may happen, and that
+/// another one follows now and then. In the end each change between good and bad was told once, in order.
+// Long: one block for each kind of event.
+#[test]
+fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
+    struct World {
+        now: i64,
+        attempt: u32,
+        state: State,
+        /// Newest first, as the store has them.
+        records: Vec<RunRecord>,
+        /// How its occurrences ended, as far as they count.
+        ends: Vec<bool>,
+        /// A bad end that counts unless its next attempt says otherwise.
+        pending: bool,
+    }
+    impl World {
+        fn count(&mut self, ends: Option<bool>) {
+            self.pending = false;
+            self.ends.extend(ends);
+        }
+        fn happens(&mut self, random: &mut fastrand::Rng) {
+            self.now += 3_600_000;
+            let now = self.now;
+            match self.state.open.first().cloned() {
+                Some(o) if o.next_attempt.is_none() => {
+                    let outcomes = [Failed, Failed, Succeeded, Cancelled, Outcome::Replaced];
+                    let outcome = outcomes[random.usize(..outcomes.len())];
+                    let again = outcome == Failed && random.bool();
+                    self.records.insert(
+                        0,
+                        RunRecord {
+                            occurrence: o.run.occurrence,
+                            attempt: self.attempt,
+                            ..ended(now / 1000, outcome, 5)
+                        },
+                    );
+                    match outcome {
+                        Failed if again => self.pending = true,
+                        Failed => self.count(Some(false)),
+                        Succeeded => self.count(Some(true)),
+                        // A person ended it: that counts, and is neither good nor bad.
+                        Cancelled => self.count(None),
+                        _ => self.count(self.pending.then_some(false)),
+                    }
+                    let next_attempt = Some(NextAttempt {
+                        at: now,
+                        trigger: Trigger::Retry,
+                    });
+                    self.state.open = match again {
+                        true => vec![Open { next_attempt, ..o }],
+                        false => vec![],
+                    };
+                }
+                Some(o) if random.bool() => {
+                    self.attempt += 1;
+                    let next_attempt = None;
+                    self.state.open = vec![Open { next_attempt, ..o }];
+                }
+                // Cancelled; or a newer occurrence comes first.
+                Some(_) => {
+                    self.count(self.pending.then_some(false));
+                    self.state.open = vec![];
+                }
+                None => {
+                    self.attempt = 1;
+                    self.state.open = vec![open(now)];
+                }
+            }
+        }
+    }
+    let rules = rules(&ALL, 1);
+    let mut changes = 0;
+    for seed in 0..3000 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut w = World {
+            now: 0,
+            attempt: 1,
+            state: State::default(),
+            records: vec![],
+            ends: vec![],
+            pending: false,
+        };
+        let (mut notes, mut told) = (Notes::new(0), vec![]);
+        // So slow that nothing is summed up.
+        let mut clock = 0;
+        for step in 0..40 {
+            let last = step >= 38;
+            // As the notifier does it: records, the state, records again.
+            let unjudged = |w: &World, notes: &Notes| -> Vec<RunRecord> {
+                let n = notes.unjudged(&w.records).unwrap_or(w.records.len());
+                w.records.iter().take(n).rev().cloned().collect()
+            };
+            let meanwhile = |w: &mut World, random: &mut fastrand::Rng| {
+                while !last && random.u8(..3) == 0 {
+                    w.happens(random);
+                }
+            };
+            meanwhile(&mut w, &mut random);
+            let first = unjudged(&w, &notes);
+            meanwhile(&mut w, &mut random);
+            let state = w.state.clone();
+            meanwhile(&mut w, &mut random);
+            let later = unjudged(&w, &notes);
+            let upto = later
+                .iter()
+                .position(|r| r.outcome.is_bad() && !first.contains(r));
+            let upto = upto.unwrap_or(later.len());
+            let mut ends = notes.dropped(&later, Some(&state));
+            for (n, r) in later[..upto].iter().enumerate() {
+                if !notes.passes_over(r, &later[n + 1..], Some(&state)) {
+                    ends.push(r.clone());
+                }
+            }
+            for r in &ends {
+                clock += SELDOM_MS;
+                let verdicts = notes.judge([("ops", &rules)].into_iter(), r, clock);
+                told.extend(verdicts.iter().map(|v| !v.bad));
+            }
+            let text = serde_json::to_string(&notes).expect("JSON");
+            notes = serde_json::from_str(&text).expect("notes");
+        }
+        let mut wanted = vec![true];
+        wanted.extend(w.ends);
+        wanted.dedup();
+        assert_eq!(told, wanted[1..], "seed {seed}: {:#?}", w.records);
+        changes += told.len();
+    }
+    assert!(changes > 3000, "{changes}");
 }
 
 /// A store, notifiers, and one message, in all orders of what may happen. A notifier may be killed at any moment, its

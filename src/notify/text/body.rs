@@ -130,6 +130,11 @@ impl Body {
         cut(&format!("{head}{details}{closing}"), most)
     }
 
+    /// All jobs of which it tells, if the title does not name them.
+    pub(in crate::notify) fn all_names(&self) -> String {
+        self.names(usize::MAX)
+    }
+
     fn details(&self, links: Links) -> String {
         let all: Vec<String> = self.details.iter().map(|d| d.text(links)).collect();
         all.join("\n")

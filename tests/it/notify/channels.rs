@@ -50,7 +50,8 @@ fn a_channel_that_hangs_babbles_and_is_busy_gets_the_message_in_the_end() {
 /// What a server asks when one message comes holds for the others of its channel, too.
 #[test]
 fn a_busy_server_is_left_alone_with_all_messages_of_its_channel() {
-    let hook = Hook::start_with(&[Mode::Busy(8), Mode::Takes]);
+    let hook = Hook::start_with(&[Mode::Busy(20), Mode::Takes]);
+    let begun = std::time::Instant::now();
     let mut fleet = fleet(1)
         .tables(&channel("ops", &hook, ""))
         .default("notify", "[\"ops\"]")
@@ -63,6 +64,7 @@ fn a_busy_server_is_left_alone_with_all_messages_of_its_channel() {
     assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
     assert_eq!(kinds(&heard[1]), [("worse", "failed")]);
     assert_eq!(hook.paths().len(), 3);
+    assert!(begun.elapsed().as_secs() >= 20);
 }
 
 /// A channel that heard of the recovery first would show a good job as bad: PagerDuty would open an incident for ever.
