@@ -815,12 +815,14 @@ pub fn in_turn(
     messages: &BTreeMap<String, Message>,
     receivers: impl Fn(&Message) -> Option<Vec<String>>,
 ) -> BTreeMap<&String, Turn> {
+    /// The jobs of which a receiver is yet to hear, and whether there are others that nobody names.
+    type Untold<'a> = (BTreeSet<&'a JobName>, bool);
     let mut rests: BTreeMap<&str, i64> = BTreeMap::new();
     for m in messages.values() {
         let until = rests.entry(&m.channel).or_default();
         *until = m.channel_rests.max(*until);
     }
-    let mut earlier: BTreeMap<(&str, Option<String>), (BTreeSet<&JobName>, bool)> = BTreeMap::new();
+    let mut earlier: BTreeMap<(&str, Option<String>), Untold<'_>> = BTreeMap::new();
     let mut turn = BTreeMap::new();
     // The ids begin with the time, so the oldest comes first.
     for (id, m) in messages {
