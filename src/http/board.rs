@@ -719,10 +719,9 @@ impl Inner {
     /// Shows these jobs of other instances, and no others.
     fn elsewhere(&mut self, seen: BTreeSet<JobName>) -> Vec<JobName> {
         let now = self.clock().now;
-        let gone = |(name, e): (&JobName, &Box<Entry>)| {
-            (e.job.elsewhere && !seen.contains(name)).then(|| name.clone())
-        };
-        let gone: Vec<JobName> = self.jobs.iter().filter_map(gone).collect();
+        let shown = self.jobs.iter().filter(|(_, e)| e.job.elsewhere);
+        let gone = shown.filter(|(name, _)| !seen.contains(*name));
+        let gone: Vec<JobName> = gone.map(|(name, _)| name.clone()).collect();
         for name in gone {
             let removed = self.jobs.remove(&name);
             if let Some(at) = removed.and_then(|e| e.due) {
@@ -745,10 +744,9 @@ impl Inner {
     /// Another configuration is in force.
     fn reloaded(&mut self, config: Arc<Config>) {
         let now = self.clock().now;
-        let gone = |(name, e): (&JobName, &Box<Entry>)| {
-            (!e.job.elsewhere && !config.jobs.contains_key(name)).then(|| name.clone())
-        };
-        let gone: Vec<JobName> = self.jobs.iter().filter_map(gone).collect();
+        let had = self.jobs.iter().filter(|(_, e)| !e.job.elsewhere);
+        let gone = had.filter(|(name, _)| !config.jobs.contains_key(*name));
+        let gone: Vec<JobName> = gone.map(|(name, _)| name.clone()).collect();
         let changed: Vec<JobName> = config
             .jobs
             .values()
