@@ -888,6 +888,7 @@ mod tests {
 
     /// In another process, because whatever children it has are killed.
     #[test]
+    #[expect(clippy::zombie_processes, reason = "the guard reaps them")]
     fn children_are_killed_and_reaped_without_a_walk_of_all_processes() {
         let name = "children_are_killed_and_reaped_without_a_walk_of_all_processes";
         if ran_elsewhere(&format!("guard::tests::{name}")) {

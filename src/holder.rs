@@ -603,8 +603,7 @@ impl Holder {
                                 let told =
                                     store.append_output(&name, run, at, bytes, keep, &stderr);
                                 let told = told.await;
-                                told.is_ok()
-                                    .then(|| (piece.next(), piece.bytes.len() == most))
+                                told.is_ok().then(|| (piece.next(), piece.bytes.len()))
                             }));
                         }
                         None => hold.nothing_to_show(),
@@ -626,11 +625,10 @@ impl Holder {
                 }
                 told = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
                     showing = None;
-                    let (arrived, full) = (told.is_some(), told.is_some_and(|(_, full)| full));
                     if let (Some((_, shown)), Some((next, _))) = (&mut running, told) {
                         **shown = next;
                     }
-                    hold.shown(arrived, full, Boottime::now());
+                    hold.shown(told.map(|(_, length)| length), Boottime::now());
                 }
                 got = async { match in_turn.as_mut() { Some(t) => t.await, None => std::future::pending().await } } => {
                     in_turn = None;

@@ -688,3 +688,34 @@ impl Running {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They are known by their command line, and by who runs them.
+    #[test]
+    fn whatever_looks_like_a_guard_counts_as_one_of_its_user() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (guarded, other) = (RunId::random().to_string(), RunId::random().to_string());
+        let mut waiting = vec![];
+        for (script, run) in [(guard::ARGUMENT, &guarded), ("other", &other)] {
+            std::fs::write(dir.path().join(script), "read x").expect("a script");
+            let mut sh = std::process::Command::new("sh");
+            sh.args([script, "job", run]).current_dir(dir.path());
+            waiting.push(sh.stdin(Stdio::piped()).spawn().expect("a process"));
+        }
+        let user = rustix::process::getuid().as_raw();
+        // The kernel shows the words of a new process after a moment.
+        let end = Boottime::now() + Duration::from_secs(60);
+        while !guards().contains(&(guarded.clone(), user)) {
+            assert!(Boottime::now() < end, "it is not found");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!guards().iter().any(|(run, _)| *run == other));
+        for mut child in waiting {
+            drop(child.stdin.take());
+            assert!(child.wait().is_ok());
+        }
+    }
+}

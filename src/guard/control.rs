@@ -160,6 +160,20 @@ mod tests {
         assert_eq!((socket.next(), socket.closed), (None, true));
     }
 
+    /// What `src/fuzz.rs` judges by.
+    #[test]
+    fn a_run_is_understood_however_it_is_cut() {
+        let spec = super::super::tests::spec(None, "true");
+        let mut text = serde_json::to_vec(&spec).expect("JSON");
+        text.extend_from_slice(b"\n{\"signal\":2}\n\"settled\"\n");
+        for length in [1, 7, text.len()] {
+            let (read, controls, settled) = understood(text.chunks(length));
+            let read = read.map(|spec| (spec.run_id, spec.argv));
+            assert_eq!(read, Some((spec.run_id, spec.argv.clone())));
+            assert_eq!((controls, settled), (vec![Control::Signal(2)], true));
+        }
+    }
+
     /// A daemon that hangs gets each report later, but not all stops of a command.
     #[test]
     fn reports_wait_for_a_daemon_that_does_not_read() {

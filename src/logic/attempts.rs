@@ -162,6 +162,10 @@ mod tests {
         assert_eq!(followed(&[], vec![waits()], 7), Some(false));
         assert_eq!(followed(&[], vec![], 0), Some(false));
         assert_eq!(is_followed(None, &[], at, 2), Some(false));
+        // The record of the attempt itself follows nothing.
+        for outcome in [Outcome::Failed, Outcome::Succeeded] {
+            assert_eq!(followed(&[(at, 2, outcome)], vec![], 0), Some(false));
+        }
         // The next attempt goes on, or has ended.
         assert_eq!(followed(&[], vec![open(at, 3, false)], 0), Some(true));
         assert_eq!(followed(&[], vec![open(at, 3, true)], 0), Some(true));

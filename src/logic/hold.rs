@@ -304,17 +304,18 @@ impl Hold {
         self.showing = false;
     }
 
-    /// A piece of output was handed in, or not. `full`: it was as long as [`Do::Show`] allowed, so that there is more.
-    pub fn shown(&mut self, arrived: bool, full: bool, now: Boottime) {
+    /// A piece of output was handed in, of so many bytes; None: it did not arrive.
+    pub fn shown(&mut self, arrived: Option<usize>, now: Boottime) {
         self.showing = false;
-        if !arrived {
+        let Some(length) = arrived else {
             self.most = (self.most / 2).max(SMALLEST_PIECE);
             return;
-        }
-        self.most = (self.most * 2).min(self.largest);
-        if full {
+        };
+        // As long as it might be: there is more.
+        if length >= self.most {
             self.show_at = now;
         }
+        self.most = (self.most * 2).min(self.largest);
     }
 }
 
@@ -542,7 +543,7 @@ mod tests {
         show(&mut hold, 501);
         hold.nothing_to_show();
         show(&mut hold, 801);
-        hold.shown(true, false, ms(802));
+        hold.shown(Some(1), ms(802));
         show(&mut hold, 1101);
     }
 
@@ -550,7 +551,7 @@ mod tests {
     fn pieces_of_output_shrink_where_they_do_not_arrive_and_grow_again() {
         let mut hold = started();
         let mut now = 501;
-        let mut piece = |hold: &mut Hold, arrived, full| {
+        let mut piece = |hold: &mut Hold, left: Option<usize>| {
             now += 300;
             let size = match hold.next(view(now, false)) {
                 Do::Show(size) => size,
@@ -563,15 +564,16 @@ mod tests {
                 }
                 other => panic!("{other:?}"),
             };
-            hold.shown(arrived, full, ms(now));
+            hold.shown(left.map(|left| size - left), ms(now));
             size
         };
-        let sizes = [false; 6].map(|arrived| piece(&mut hold, arrived, false) >> 10);
+        let sizes = [None; 6].map(|lost| piece(&mut hold, lost) >> 10);
         assert_eq!(sizes, [64, 32, 16, 8, 4, 4]);
-        assert_eq!(piece(&mut hold, true, true) >> 10, 4);
+        assert_eq!(piece(&mut hold, Some(0)) >> 10, 4);
         // There is more: at once.
         assert!(hold.show_at < ms(501 + 300 * 7 + 1));
-        assert_eq!(piece(&mut hold, true, false) >> 10, 8);
+        assert_eq!(piece(&mut hold, Some(1)) >> 10, 8);
+        assert_eq!(hold.show_at, ms(501 + 300 * 9));
     }
 
     proptest! {
@@ -609,7 +611,7 @@ mod tests {
                             asked = Some((now, now + delay, kind));
                         }
                         Do::Stop(Stop::LeaseLost, _) => told = Some(now),
-                        Do::Show(_) => hold.shown(true, false, ms(now)),
+                        Do::Show(_) => hold.shown(Some(0), ms(now)),
                         Do::Wait(at) => {
                             prop_assert!(told.is_some() || at <= trusted, "sleeps through the end of trust");
                             break;

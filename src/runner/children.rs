@@ -370,6 +370,7 @@ mod tests {
 
     /// Only what has ended is reaped, and only what nobody else waits for.
     #[test]
+    #[expect(clippy::zombie_processes, reason = "it is reaped by its number")]
     fn an_orphan_is_reaped_once_it_has_ended() {
         let child = waiting();
         let pid = child.id().cast_signed();

@@ -329,6 +329,22 @@ fn descriptors_and_ignored_signals_are_handed_on() {
 }
 
 #[test]
+fn a_command_has_the_descriptors_that_it_would_have_without_us() {
+    let place = Place::sqlite();
+    let show = "ls /proc/self/fd";
+    let script = format!("exec 7< /dev/null; {show}; \"$EXE\" exec --lock l -- {show}");
+    let mut shell = Command::new("/bin/sh");
+    shell
+        .args(["-c", &script])
+        .env("EXE", EXE)
+        .env("SOLOIST_STORE_URL", place.url());
+    let ran = Ran::of(shell.output().expect("a shell"));
+    let lines: Vec<&str> = ran.out.lines().collect();
+    let (without, with) = lines.split_at(lines.len() / 2);
+    assert!(without == with && with.contains(&"7"), "{ran:?}");
+}
+
+#[test]
 fn a_command_ignores_what_it_would_ignore_without_us() {
     let place = Place::sqlite();
     for (ignored, libcs_own) in [

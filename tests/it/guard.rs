@@ -1792,6 +1792,59 @@ async fn stand_in_that_reaps_strangers() {
     assert!(!reaps.is_finished());
 }
 
+/// Not a test of its own: a debugger, which lets go at the end of its input.
+#[test]
+fn stand_in_that_traces() {
+    let Ok(pid) = std::env::var("SOLOIST_TEST_TRACED") else {
+        return;
+    };
+    let pid: i32 = pid.parse().expect("a pid");
+    // SAFETY: a system call about another process, without pointers.
+    if unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) } == 0 {
+        println!("\ntraces");
+        let _ = std::io::stdin().read(&mut [0]);
+    }
+}
+
+/// Who is traced stays a zombie until the debugger lets go: the run is not over before that.
+#[tokio::test]
+async fn a_run_whose_guard_was_killed_is_over_once_all_of_it_is_reaped() {
+    let tree = Tree::new();
+    let running = runner().start(tree.spec("wait"), OUTPUT);
+    let mut running = running.expect("a guard");
+    until_async("the tree has grown", || tree.complete()).await;
+    let traced = tree.members()[0].1;
+    let mut tracer = Command::new(std::env::current_exe().expect("this program"))
+        .args(["--exact", "guard::stand_in_that_traces", "--nocapture"])
+        .env("SOLOIST_TEST_TRACED", traced.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a stand-in");
+    let lines = BufReader::new(tracer.stdout.take().expect("a pipe")).lines();
+    let traces = lines.map_while(Result::ok).any(|line| line == "traces");
+    if traces {
+        let guard = running.guard_pid().expect("a pid").cast_signed();
+        kill(guard, Signal::KILL);
+        until_async("it is dead", || {
+            stat(traced).is_some_and(|(state, _)| state == 'Z') && stat(guard).is_none()
+        })
+        .await;
+        // Time to take the run for over. A host so busy that it is too short hides a fault, and makes none.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let let_go = Boottime::now();
+        drop(tracer.stdin.take());
+        let end = running.wait().await;
+        assert!(end.ended.boottime >= let_go, "{end:?}");
+    } else {
+        skip("no right to trace a process");
+        running.stop(Stop::Cancelled, None);
+        running.wait().await;
+    }
+    running.settled().await;
+    tracer.wait().expect("it ends");
+}
+
 #[test]
 fn who_reaps_strangers_takes_the_end_of_no_guard() {
     let status = Command::new(std::env::current_exe().expect("this program"))

@@ -146,7 +146,7 @@ impl World {
                 }
                 self.stop_command(run, stop, grace);
             }
-            Do::Show(_) => held.hold.shown(true, false, now),
+            Do::Show(_) => held.hold.shown(Some(0), now),
         }
         true
     }
