@@ -159,6 +159,48 @@ async function cancel() {
   await page.keyboard.press('Escape');
 }
 
+/** A job that needs attention and runs is among those that run; and what is said of its run goes with the time. */
+async function runsAgain() {
+  if (!own) return;
+  await page.mouse.move(5, 300);
+  own.soloist('trigger', 'again');
+  await go('#/overview?f=running');
+  await until('a job that needs attention among those that run', () => /runs again/.test(document.querySelector(
+    'tr[data-job=again] .ic')?.getAttribute('aria-label')));
+  const chip = () => [...document.querySelectorAll('.bar button')].find((b) => /Running\s*[1-9]/.test(
+    b.textContent))?.textContent;
+  saw(`a job that needs attention and runs: “${await until('its count', chip)}”`);
+  const { running: [run] } = await api('jobs/again');
+  await go(`#/job/again?o=${Date.parse(run.occurrence)}`);
+  await until('a decision', () => document.querySelector('.why tr.won'));
+  const said = await until('what is said of it', () => /.*running.*/.exec(document.querySelector('.verd')?.textContent)?.[0]);
+  const later = await until('what is said later', (was) => /.*running.*/.exec(document.querySelector(
+    '.verd')?.textContent.replace(was, ''))?.[0], said);
+  saw(`its verdict: “${said}”, then “${later}”`);
+  own.soloist('cancel', 'again');
+  await until('its end', () => document.querySelector('.side .hd .x-cancelled'));
+}
+
+/** Charts say what was measured, also if that is 0, and lengths of time are written as the commands write them. */
+async function figures() {
+  await page.evaluate(() => {
+    const real = window.fetch;
+    window.answers = () => { window.fetch = real; };
+    const run = (day) => ({ job: 'nightly', run_id: `${day}`, occurrence: `2026-01-0${day}T01:30:00.000Z`, attempt: 1,
+      trigger: 'schedule', instance: 'a', outcome: 'succeeded', lateness_ms: 0, duration_ms: 91_900 });
+    window.fetch = (to, init) => (/nightly\/runs\?/.test(to) ? Promise.resolve(new Response(JSON.stringify({
+      runs: [run(2), run(1)], next: null }))) : real(to, init));
+  });
+  await go('#/job/nightly');
+  const charts = await until('its charts', () => document.querySelectorAll('.plot canvas').length === 2
+    && [...document.querySelectorAll('.plot')].map((p) => p.getAttribute('aria-label')));
+  await page.evaluate(() => window.answers());
+  saw(`charts: ${JSON.stringify(charts)}`);
+  for (const [i, words] of [/median 1\smin\s31\ss,/, /median 0\sms, 95 % under 0\sms, most 0\sms/].entries()) {
+    if (!words.test(charts[i])) troubles.push(`a chart does not say ${words}: ${charts[i]}`);
+  }
+}
+
 async function pauseIt() {
   await go('#/overview');
   await page.waitForSelector('tr[data-job=quick]', { timeout: GENEROUS });
@@ -585,7 +627,7 @@ try {
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  const steps = pictures ? [history] : [overview, trigger, output, cancel, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
     readers, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance];
   for (const step of steps) await step();
   const findings = await looks();

@@ -1,7 +1,8 @@
 // The calendar: the week to come, by day and hour, from the schedules.
 import { html, useState } from './base.js';
 import { ask, download, known, now, useTopics } from './store.js';
-import { D, H, M, clean, date, day, hm, midnight, ms, number, took, weekday, when, zoneName } from './format.js';
+import { D, H, M, chosen, clean, date, day, hm, midnight, ms, number, took, weekday, when,
+  zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Failed, Txt, useLoaded, usePhone } from './parts.js';
 import { jobLink, link, setQuery } from './router.js';
@@ -52,7 +53,7 @@ function Often({ list }) {
   const shown = all ? list : list.slice(0, 12);
   return html`<div class="often"><h2 class="h2">Many times a day<small>left out below</small></h2><ul>
     ${shown.map((f) => html`<li key=${f.job}><a class="a" href=${jobLink(f.job)}><${Txt}>${f.job}<//></a>
-      ${' '}<span class="t3">about every ${took(f.every_ms)}${known.jobs.get(f.job)?.paused ? ', paused'
+      ${' '}<span class="t3">about every ${chosen(f.every_ms)}${known.jobs.get(f.job)?.paused ? ', paused'
         : ''}</span></li>`)}
     </ul>${list.length > shown.length && html`<button type="button" class="btn s" onClick=${() => set(true)}>
       ${number(list.length - shown.length)} more</button>`}</div>`;

@@ -1,6 +1,6 @@
 // Charts of a job's runs: dots over time on a band of 5 % to 95 %, with the median. uPlot draws the axes.
 import { html, useEffect, useRef, useState } from './base.js';
-import { D, H, M, S, day, hm, hms, ms, took } from './format.js';
+import { D, H, M, S, chosen, day, hm, hms, ms, took } from './format.js';
 import { BAD } from './judge.js';
 import { runWords, say, tipAt } from './parts.js';
 
@@ -37,7 +37,8 @@ function splits(low, high, log) {
   if (log) {
     const all = [];
     for (let t = 1; t <= high; t *= 10) for (const k of [1, 2, 5]) if (t * k >= low && t * k <= high) all.push(t * k);
-    return all.length > 6 ? all.filter((t) => /^1/.test(t)) : all;
+    const some = all.length > 6 ? all.filter((t) => /^1/.test(t)) : all;
+    return low > 0 ? some : [0, ...some.filter((t) => t > 1 || high < 5)];
   }
   const step = STEPS.find((s) => high / s <= 4) ?? Math.ceil(high / 4 / H) * H;
   return Array.from({ length: Math.floor(high / step) + 1 }, (_, k) => k * step);
@@ -124,15 +125,17 @@ function options(now, log, width) {
     ticks: { show: false } };
   const { values } = now.current;
   const high = Math.max(...values) * (log ? 1.3 : 1.08);
-  const low = log ? Math.max(1, Math.min(...values) * 0.7) : 0;
+  const least = Math.min(...values);
+  const low = log && least > 1 ? least * 0.7 : 0;
   return {
     width, height: 150, legend: { show: false },
     cursor: { points: { show: false }, drag: { x: false, y: false }, y: false, x: false },
     scales: { x: { time: true, range: span },
-      y: { distr: log ? 3 : 1, log: 10, range: () => [low, Math.max(high, low * 2, 1)] } },
+      // A logarithm of which 0 is part, too.
+      y: { distr: log ? 4 : 1, asinh: 1, range: () => [low, Math.max(high, low * 2, 1)] } },
     axes: [{ ...axis, size: 26, space: 110, grid: { show: false }, values: (u, list) => instants(list) },
       { ...axis, size: 68, splits: (u, i, a, b) => splits(a, b, log), filter: (u, list) => list, values: (u, list) =>
-        list.map((v) => (v ? took(v) : '0')) }],
+        list.map((v) => (v ? chosen(v) : '0')) }],
     series: [{}, { paths: () => null, points: { show: false } }],
     hooks: { draw: [(u) => paint(u, now.current)] },
   };
@@ -141,7 +144,7 @@ function options(now, log, width) {
 /** `value` of each of `items` (occurrences, oldest first) over time; `onPick` opens one. */
 export function Chart({ job, label, items: all, value, log, selected, onPick }) {
   const items = all.filter((i) => value(i) != null);
-  const values = items.map((i) => (log ? Math.max(1, value(i)) : value(i)));
+  const values = items.map((i) => value(i));
   const usual = items.filter((i) => i.outcome === 'succeeded').map((i) => value(i)).sort((a, b) => a - b);
   const sorted = usual.length ? usual : [...values].sort((a, b) => a - b);
   const q = { n: sorted.length, median: quantile(sorted, 0.5), low: quantile(sorted, 0.05), high: quantile(sorted,
@@ -151,7 +154,7 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
   const now = useRef();
   const [at, setAt] = useState(-1);
   now.current = { items, values, q, selected };
-  const key = items.map((i) => `${i.occurrence}${i.outcome}`).join();
+  const key = items.map((i) => [i.occurrence, i.outcome, value(i)]).join();
   useEffect(() => {
     if (!items.length) return undefined;
     let gone = false;

@@ -53,27 +53,35 @@ export function when(t, now) {
   return `${day(t, now)} ${time}`;
 }
 
-/** "2 min 15 s", with spaces that do not break. At most two units. */
+/** "2 min 15 s", in whole seconds, with spaces that do not break. At most two units. */
+export function span(length) {
+  const n = Math.max(0, length);
+  const pair = (a, b, size) => {
+    const rest = Math.floor((n % a[1]) / size);
+    return `${Math.floor(n / a[1])}${NB}${a[0]}${rest ? `${NB}${rest}${NB}${b}` : ''}`;
+  };
+  if (n < M) return `${Math.floor(n / S)}${NB}s`;
+  if (n < H) return pair(['min', M], 's', S);
+  return n < D ? pair(['h', H], 'min', M) : pair(['d', D], 'h', H);
+}
+
+/** How long something took. As the commands and the words of the instance have it: what is less than a unit is cut. */
 export function took(length) {
   if (length == null || Number.isNaN(length)) return '–';
   const n = Math.max(0, length);
-  const pair = (a, ua, b, ub) => (b ? `${a}${NB}${ua}${NB}${b}${NB}${ub}` : `${a}${NB}${ua}`);
-  if (n < 950) return `${Math.round(n)}${NB}ms`;
-  if (n < 9950) return `${(n / S).toFixed(1)}${NB}s`;
-  if (n < 59_500) return `${Math.round(n / S)}${NB}s`;
-  if (n < H - 500) return pair(Math.floor(Math.round(n / S) / 60), 'min', Math.round(n / S) % 60, 's');
-  if (n < D - 30 * S) return pair(Math.floor(Math.round(n / M) / 60), 'h', Math.round(n / M) % 60, 'min');
-  return pair(Math.floor(Math.round(n / H) / 24), 'd', Math.round(n / H) % 24, 'h');
+  if (n < S) return `${Math.floor(n)}${NB}ms`;
+  if (n < 10 * S) return `${(Math.floor(n / 10) / 100).toFixed(2)}${NB}s`;
+  return n < M ? `${(Math.floor(n / 100) / 10).toFixed(1)}${NB}s` : span(n);
 }
+
+/** A length that was chosen, not measured: whole seconds are written so. */
+export const chosen = (n) => (n < S || n % S ? took(n) : span(n));
 
 /** How long something lasts already, in whole seconds. */
-export const lasting = (length) => (length < S ? `less than 1${NB}s` : took(Math.floor(length / S) * S));
+export const lasting = (length) => (length < S ? `less than 1${NB}s` : span(length));
 
 /** A countdown: whole seconds, so that its width does not jump. */
-export function left(length) {
-  const n = Math.max(0, length);
-  return n < 10 * S ? `${Math.ceil(n / S)}${NB}s` : took(n < M ? Math.ceil(n / S) * S : n);
-}
+export const left = (length) => span(Math.ceil(Math.max(0, length) / S) * S);
 
 export const signed = (n) => (n > 0 ? '+' : n < 0 ? '−' : '') + Math.abs(n);
 const grouped = new Intl.NumberFormat('en');

@@ -1,7 +1,7 @@
 // One job: is what it does usual? And what is it?
 import { html, useEffect, useMemo, useRef, useState } from './base.js';
 import { ask, download, known, now, useTopics } from './store.js';
-import { bytes, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, when,
+import { bytes, chosen, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, when,
   zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, ahead, byOccurrence, cause, judge, word, worst } from './judge.js';
@@ -105,7 +105,7 @@ const label = (k) => LABELS[k] || k.replace(/_ms$|_bytes$/, '').replace(/_/g, ' 
   c.toUpperCase());
 function valueOf(k, v) {
   if (v == null || (Array.isArray(v) && !v.length)) return null;
-  if (k.endsWith('_ms')) return v === 0 ? 'none' : took(v);
+  if (k.endsWith('_ms')) return v === 0 ? 'none' : chosen(v);
   if (k.endsWith('_bytes')) return bytes(v);
   if (Array.isArray(v)) return v.map(clean).join(', ');
   if (typeof v === 'object') return Object.entries(v).map(([a, b]) => `${RETRY[a] ?? a.replace(/_ms$/, '').replace(/_/g, ' ')} ${valueOf(a, b)

@@ -34,7 +34,7 @@ function geometry(w, phone, minutes) {
   return { cw: (w - x0 - 46) / 60, ch, x0, y0, w, h: y0 + hours * ch, nx: 60, ny: hours,
     at: (m) => [m % 60, Math.floor(m / 60)], of: (x, y) => y * 60 + x };
 }
-/** How dark a cell is: the emptiest minute that has a start is light, the fullest is full. */
+/** How strong the colour of a cell is: the emptiest minute that has a start is faint, the fullest is full. */
 const strength = (n, least, most) => (n ? 0.1 + 0.9 * ((n - least) / Math.max(1, most - least)) ** 0.8 : 0);
 
 /** The minutes in which many jobs start: by jobs, because one job may start many times in a minute. */
@@ -245,8 +245,8 @@ export function Load({ query }) {
     <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
       && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
         minute</span></p>
-    <p class="t3">The darker a minute, the more starts it has; one without colour has none, and a frame marks
-      those that are crowded. A click on a minute opens the timeline there.</p></div>
+    <p class="t3">The stronger the colour of a minute, the more starts it has; one without colour has none, and a
+      frame marks those that are crowded. A click on a minute opens the timeline there.</p></div>
     <div><h2 class="h2">What would help</h2><${Advice} data=${data} /><p class="t3 gap-s">Nothing here
       changes a schedule: copy a line into <code>jobs.toml</code>.</p></div></div>`;
 }

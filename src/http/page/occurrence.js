@@ -164,14 +164,17 @@ export function Occurrence({ job, at, items, round }) {
   const why = useLoaded((signal) => ask(`jobs/${enc(job.job)}/why/${at}`, { signal }), [job.job, at], [round]);
   // Instances write their decisions down a little after they act on them.
   const soon = why.data && !why.data.decisions.some((d) => d.decision === 'won') && Math.abs(now() - at) < 60_000;
+  const open = job.running.filter((r) => ms(r.occurrence) === at);
+  const wait = job.awaited.find((a) => ms(a.occurrence) === at);
+  // The verdict says for how long it runs already, or when it goes on.
+  const moves = soon || open.length > 0 || !!wait;
   useEffect(() => {
-    if (!soon) return undefined;
+    if (!moves) return undefined;
     const timer = setTimeout(why.again, 1500);
     return () => clearTimeout(timer);
-  }, [soon, why.data]);
+  }, [moves, why.data]);
   const [picked, pick] = useState(null);
   const runs = why.data?.runs || items.filter((i) => ms(i.occurrence) === at);
-  const open = job.running.filter((r) => ms(r.occurrence) === at);
   const all = [...runs.filter((r) => !open.some((o) => o.run_id === r.run_id)), ...open].sort((a, b) =>
     a.attempt - b.attempt);
   // What ended meanwhile is not known in full yet: the answer about it is under way.
@@ -180,7 +183,6 @@ export function Occurrence({ job, at, items, round }) {
   const list = all.map((r) => ({ ...r, ...ended(r) }));
   const last = list[list.length - 1];
   const shown = list.find((r) => r.run_id && r.run_id === picked) || [...list].reverse().find((r) => r.run_id);
-  const wait = job.awaited.find((a) => ms(a.occurrence) === at);
   const state = wait ? 'retry' : last?.outcome ?? (at > now() ? 'planned' : 'unknown');
   const panel = useRef();
   useEffect(() => panel.current?.focus({ preventScroll: true }), []);

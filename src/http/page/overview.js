@@ -258,6 +258,8 @@ function Also() {
 const ORDERS = [['tag', 'Tag'], ['next', 'Next'], ['took', 'Took'], ['late', 'Late'], ['name', 'Name']];
 const GROUPS = [['attention', 'slow', 'Attention'], ['running', 'running', 'Running'], ['paused', 'paused', 'Paused'],
   ['well', 'succeeded', 'Well']];
+/** A job that runs counts as running, too, if it needs attention. */
+const isOf = (job, group) => (group === 'running' ? job.running.length > 0 : known.states.get(job.job).group === group);
 const nextOf = (j) => ms(j.awaited[0]?.at ?? j.next) ?? Infinity;
 /** A later attempt is not late: it was planned anew. */
 const lateOf = (j) => [...j.running, ...(j.recent || [])].find((r) => r.attempt === 1
@@ -274,7 +276,7 @@ function ordered({ q = '', f = '', sort = 'tag' }) {
   const words = q.toLowerCase().split(/\s+/).filter(Boolean);
   const list = [];
   for (const job of known.jobs.values()) {
-    if (f && known.states.get(job.job).group !== f) continue;
+    if (f && !isOf(job, f)) continue;
     const text = `${job.job} ${job.tags.join(' ')} ${job.description || ''}`.toLowerCase();
     if (words.every((w) => text.includes(w))) list.push(job);
   }
@@ -513,8 +515,8 @@ export function Overview({ query }) {
       for (const k of ['pointerleave', 'focusout']) el?.removeEventListener(k, f2);
     };
   }, [table.current]);
-  const counts = {};
-  for (const s of known.states.values()) counts[s.group] = (counts[s.group] || 0) + 1;
+  const jobs = [...known.jobs.values()];
+  const count = (group) => jobs.filter((job) => isOf(job, group)).length;
   const all = known.jobs.size;
   if (!known.fleet) return html`<${Verdict} />`;
   return html`<${Verdict} /><${Attention} names=${above.names} /><${Still} held=${busy && !above.fresh} draw=${Also} />
@@ -525,7 +527,7 @@ export function Overview({ query }) {
       value=${q}
       onInput=${(e) => setQuery({ q: e.target.value })} onKeyDown=${(e) => e.key === 'Escape' && e.target.blur()} />
     <${Chip} on=${!f} n=${all} onClick=${() => setQuery({ f: '' })}>All<//>
-    ${GROUPS.map(([k, icon, text]) => html`<${Chip} key=${k} on=${f === k} icon=${icon} n=${counts[k] || 0}
+    ${GROUPS.map(([k, icon, text]) => html`<${Chip} key=${k} on=${f === k} icon=${icon} n=${count(k)}
       onClick=${() => setQuery({ f: f === k ? '' : k })}>${text}<//>`)}
     <span class="sp"></span>
     ${waiting > 0 && html`<button type="button" class="btn s" onClick=${show}>${waiting} changed, show</button>`}

@@ -377,7 +377,7 @@ async function* source() {
     }
     while (document.hidden) {
       await Promise.race([pause(POLL_MS), shown()]);
-      const answer = await ask(`events?since=${encodeURIComponent(cursor ?? '')}`);
+      const answer = await ask(cursor ? `events?since=${encodeURIComponent(cursor)}` : 'events');
       if (answer.reset) yield { event: 'reset' };
       for (const e of answer.events) yield { event: e.kind, id: e.cursor, data: e };
       cursor = answer.cursor;

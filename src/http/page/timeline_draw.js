@@ -1,6 +1,6 @@
 // Draws the timeline on its canvases, and remembers what lies where, so that it can be pointed at.
 import { known } from './store.js';
-import { D, H, M, clean, day, hm, hms, midnight, ms, short, took, weekday, when } from './format.js';
+import { D, H, M, clean, day, hm, hms, lasting, midnight, ms, short, weekday, when } from './format.js';
 import { BAD, word, worst } from './judge.js';
 import { colours, hatched, hue, line, sign } from './canvas.js';
 import { runWords } from './parts.js';
@@ -295,4 +295,4 @@ export function drawInstance(ctx, v, instance, lane, top, h, fleet, hits) {
 
 export const tipOf = (hit) => hit.tip || (hit.r ? `${runWords(hit.job, hit.r)}${hit.r.attempt > 1
   ? `\nattempt ${hit.r.attempt}, ${hit.r.trigger}` : ''}${
-  hit.r.outcome === 'running' ? `\nfor ${took(Date.now() - hit.r.s)}` : ''}` : short(''));
+  hit.r.outcome === 'running' ? `\nfor ${lasting(Date.now() - hit.r.s)}` : ''}` : short(''));
