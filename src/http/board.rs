@@ -799,6 +799,11 @@ impl Inner {
     fn beats(&mut self, pulse: Pulse) {
         let away = |p: &Pulse| p.away.as_ref().map(|away| away.why.clone());
         let (before, after) = (away(&self.pulse), away(&pulse));
+        let grants = |p: &Pulse| {
+            let fleet = &p.fleet.as_ref()?.value;
+            Some((fleet.id.clone(), fleet.open))
+        };
+        let another = grants(&self.pulse) != grants(&pulse);
         let first = self.pulse.fleet.is_none() && pulse.fleet.is_some();
         self.pulse = pulse;
         let clock = self.clock();
@@ -816,7 +821,7 @@ impl Inner {
             true => vec![],
             false => diff::instances(&self.instances, &views),
         };
-        let moved = diff::instances_differ(&self.instances, &views);
+        let moved = another || diff::instances_differ(&self.instances, &views);
         for (kind, feed) in feed {
             self.ring.push(now, Kind::Feed(kind, Box::new(feed)));
         }
@@ -1097,6 +1102,47 @@ mod tests {
             });
             let all: String = (inner.instances.iter().map(|i| i.instance.as_str())).collect();
             assert_eq!(all, shown, "{now}");
+        }
+    }
+
+    #[test]
+    fn the_begin_and_the_end_of_a_wait_are_told_at_once() {
+        let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let mut inner = board.inner.write();
+        for (n, (id, open)) in [
+            ("a", false),
+            ("a", true),
+            ("b", false),
+            ("b", true),
+            ("c", true),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let fleet = Fleet {
+                id: id.into(),
+                before: None,
+                born: 0,
+                quarantine: Duration::from_secs(3),
+                open,
+                instances: BTreeMap::new(),
+                drains: vec![],
+            };
+            let reply = Reply {
+                value: fleet,
+                now_us: 1_000_000_000,
+                incarnation: "".into(),
+                sent: Boottime::now(),
+                received: Boottime::now(),
+                around: vec![],
+            };
+            let before = inner.ring.latest();
+            inner.beats(Pulse {
+                fleet: Some(Arc::new(reply)),
+                ..Pulse::default()
+            });
+            assert!(inner.ring.latest() > before, "{n}");
         }
     }
 
