@@ -206,6 +206,7 @@ struct Alive {
     responses(
         (status = 200, description = "it is", body = Alive),
         (status = 503, description = "it hangs", body = ProblemView, content_type = "application/problem+json"),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
@@ -238,6 +239,7 @@ struct Ready {
     responses(
         (status = 200, description = "it does", body = Ready),
         (status = 503, description = "it does not", body = ProblemView, content_type = "application/problem+json"),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
     )
 )]
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
@@ -284,7 +286,10 @@ struct Session {
     path = "/api/v1/session",
     tag = "health",
     security((), ("token" = [])),
-    responses((status = 200, description = "whether a token is needed, and what it allows", body = Session))
+    responses(
+        (status = 200, description = "whether a token is needed, and what it allows", body = Session),
+        (status = "default", description = "a problem", body = ProblemView, content_type = "application/problem+json"),
+    )
 )]
 pub(super) async fn session(
     State(app): State<Arc<App>>,

@@ -311,7 +311,7 @@ pub(super) struct Sent {
     path = "/api/v1/events",
     tag = "fleet",
     params(
-        ("since" = Option<String>, Query, description = "a cursor; without one, from now on"),
+        ("since" = Option<String>, Query, min_length = 1, description = "a cursor; without one, from now on"),
         ("feed" = Option<bool>, Query, description = "all that is kept of the feed and of the store; not for streams"),
         ("Last-Event-ID" = Option<String>, Header, description = "the same, as browsers send it"),
     ),
@@ -337,7 +337,13 @@ pub(super) async fn events(
             .unwrap_or_default()
     };
     let last = headers.get("last-event-id").and_then(|v| v.to_str().ok());
-    let cursor = last.or(args.text("since"));
+    let given = args.given("since").next();
+    if given == Some("") {
+        return Err(
+            Problem::bad("`since` is empty").hint("without `since`, events are told from now on")
+        );
+    }
+    let cursor = last.or(given);
     if text(header::ACCEPT).contains("text/event-stream") {
         return stream(&app, caller, cursor);
     }

@@ -523,6 +523,14 @@ fn bodies_are_taken_as_described(at: &str, document: &Value) {
         get(at, &format!("/api/v1/jobs/each/runs?cursor={cursor}")).of(400);
     }
     get(at, "/api/v1/jobs/each/runs?cursor=-1.0.999999999").of(200);
+    get(at, "/api/v1/events?since=").of(400);
+    for (path, operations) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in operations.as_object().expect("operations") {
+            // Each refuses what no request may have, as a foreign host.
+            let problem = &operation["responses"]["default"];
+            assert!(problem.is_object(), "{method} {path}");
+        }
+    }
     // Whoever has no schedule cannot skip.
     post(at, "/api/v1/jobs/long/skip", "{}").of(409);
     for instant in ["-62135596800001", "253402207200001"] {
