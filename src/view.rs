@@ -660,6 +660,19 @@ pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
     }
 }
 
+/// Added to a statement that something has not happened. The store knows nothing from before its `epoch`, if it had any
+/// data then.
+pub(crate) fn as_far_as_known(fleet: &Fleet) -> String {
+    match fleet.born {
+        // A file loses nothing.
+        0 => String::new(),
+        born => format!(
+            ", as far as is known: at {} the store was new, was restarted or lost its data",
+            words::instant(born)
+        ),
+    }
+}
+
 /// The only instance that the store knows, if it was never there with other data: it may be started as a new fleet.
 fn newcomer(fleet: &Fleet) -> Option<&InstanceId> {
     let mut instances = fleet.instances.iter();

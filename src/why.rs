@@ -304,6 +304,15 @@ impl Facts<'_> {
             let more = hint.or_else(|| self.next_attempt(at));
             return more.map_or(told.clone(), |more| format!("{told} {more}"));
         }
+        // Of a job without a schedule each time before a loss may have had a run.
+        let manual = self.job.is_some_and(|j| j.schedules.is_empty());
+        if let Some(st) = &self.state
+            && manual
+            && at.0 <= now
+            && self.lost(st, at)
+        {
+            return self.told_as_lost(decisions);
+        }
         let unplanned = !planned && decisions.is_empty();
         if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at, now)) {
             return why;
@@ -371,19 +380,8 @@ impl Facts<'_> {
             };
         }
         let epoch = self.fleet.born;
-        if at.0 <= st.lost_before || at.0 <= st.since && at.0 < epoch && !self.survived(st) {
-            if let Some(ran) = decisions.iter().find(|d| d.decision == "won") {
-                return format!(
-                    "It ran on {}, and nobody knows how it ended: later, at {}, the store lost its data.",
-                    ran.instance,
-                    words::instant(epoch)
-                );
-            }
-            return format!(
-                "Nobody knows whether it ran: later, at {}, the store lost its data, or was new, and it has no record \
-                from before.",
-                words::instant(epoch)
-            );
+        if self.lost(st, at) {
+            return self.told_as_lost(decisions);
         }
         if at.0 <= st.since {
             return format!(
@@ -433,6 +431,26 @@ impl Facts<'_> {
         }
         "It is undecided, although instances are up: see their logs, and `soloist status`."
             .to_owned()
+    }
+
+    /// The store has lost what it knew of that time, or was new later.
+    fn lost(&self, st: &State, at: Occurrence) -> bool {
+        let anew = at.0 <= st.since && at.0 < self.fleet.born && !self.survived(st);
+        at.0 <= st.lost_before || anew
+    }
+
+    fn told_as_lost(&self, decisions: &[DecisionView]) -> String {
+        let epoch = words::instant(self.fleet.born);
+        match decisions.iter().find(|d| d.decision == "won") {
+            Some(ran) => format!(
+                "It ran on {}, and nobody knows how it ended: later, at {epoch}, the store lost its data.",
+                ran.instance
+            ),
+            None => format!(
+                "Nobody knows whether it ran: later, at {epoch}, the store lost its data, or was new, and it has no \
+                record from before."
+            ),
+        }
     }
 
     /// The job's state is older than the store's epoch. One that an instance began anew, with no more than the newest

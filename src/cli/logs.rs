@@ -367,16 +367,21 @@ async fn latest(ctx: &Context, job: &JobName) -> Result<RunId, Failure> {
     if let Some(last) = state.last {
         return Ok(last.run);
     }
-    runs(ctx, job).await?.first().copied().ok_or_else(|| {
-        Failure::usage(
-            format!("`{job}` has not run yet"),
-            format!(
-                "`{}` says when it will; `{}` starts it now",
-                crate::words::command("next", &[job.as_str()]),
-                crate::words::command("trigger", &[job.as_str()])
-            ),
-        )
-    })
+    if let Some(run) = runs(ctx, job).await?.first() {
+        return Ok(*run);
+    }
+    let (fleet, _) = ctx.fleet().await?;
+    Err(Failure::usage(
+        format!(
+            "`{job}` has not run yet{}",
+            crate::view::as_far_as_known(&fleet)
+        ),
+        format!(
+            "`{}` says when it will; `{}` starts it now",
+            crate::words::command("next", &[job.as_str()]),
+            crate::words::command("trigger", &[job.as_str()])
+        ),
+    ))
 }
 
 /// The ids of the runs that the store knows, newest first.
