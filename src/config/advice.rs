@@ -413,8 +413,20 @@ fn intervals(
         let forward = shortened_interval(&job.schedules, now).filter(|(short, _)| ms > *short);
         forward.map(|two| next(two, ", where the clocks go forward"))
     };
-    let hint = "set a shorter `timeout`, a rarer `schedule`, or another `overlap`: `queue` lets the next one wait, `replace` \
-                ends the run, `allow` starts it beside";
+    let others = [
+        (Overlap::Queue, "`queue` lets the next one wait"),
+        (Overlap::Replace, "`replace` ends the run"),
+        (Overlap::Allow, "`allow` starts it beside"),
+    ];
+    let others = others
+        .iter()
+        .filter(|(overlap, _)| *overlap != job.overlap)
+        .map(|(_, does)| *does)
+        .collect::<Vec<_>>();
+    let hint = format!(
+        "set a shorter `timeout`, a rarer `schedule`, or another `overlap`: {}",
+        others.join(", ")
+    );
     let place = Place::Job(job.name.as_str());
     if let (Some(timeout), Some(marked)) = (job.timeout, &places.timeout)
         && let Some(next) = beyond(timeout.as_millis() as i64)
@@ -423,13 +435,7 @@ fn intervals(
             "`timeout` ({}) lets a run last beyond {next}: {then}",
             show_duration(timeout)
         );
-        found.advise(
-            "long_timeout",
-            place,
-            marked.clone(),
-            message,
-            hint.to_owned(),
-        );
+        found.advise("long_timeout", place, marked.clone(), message, hint.clone());
     }
     if let (Some((ms, runs)), Some(marked)) = (usual, places.schedule.first())
         && let Some(next) = beyond(*ms)
@@ -438,7 +444,7 @@ fn intervals(
             "`schedule`: a run usually takes {} ({runs} runs), so it lasts beyond {next}: {then}",
             span(*ms)
         );
-        found.advise("long_run", place, marked.clone(), message, hint.to_owned());
+        found.advise("long_run", place, marked.clone(), message, hint);
     }
 }
 
@@ -503,6 +509,26 @@ mod tests {
                 )
             })
             .collect()
+    }
+
+    #[test]
+    fn no_job_is_advised_to_set_the_overlap_that_it_has() {
+        for overlap in ["skip", "queue", "replace"] {
+            let text = format!(
+                "[jobs.a]\nschedule = '*/10 * * * *'\ncommand = 'x'\ntimeout = '15m'\noverlap = '{overlap}'\n"
+            );
+            let path = Path::new("jobs.toml");
+            let (config, places) =
+                super::super::file::parse_with_places(&text, path, &|_| None).expect("valid");
+            let path = path.to_owned();
+            let written = Written { path, text, places };
+            let report = written.advise(&config, NOW, &Observed::default());
+            let report = report.expect("advice");
+            let of = report.problems();
+            let hint = of[0].hint.clone().expect("a hint");
+            assert!(hint.contains("`allow`"), "{hint}");
+            assert!(!hint.contains(&format!("`{overlap}`")), "{hint}");
+        }
     }
 
     #[test]

@@ -302,7 +302,7 @@ fn evenly(fields: &[(&Field, Word<'_>)], at: usize) -> Option<char> {
 
 /// Day of month together with day of week, of which people expect either meaning.
 fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
-    let [.., (_, day), _, (_, weekday)] = fields else {
+    let [.., (_, day), _, (field, weekday)] = fields else {
         return None;
     };
     let any = |word: &Word<'_>| ["*", "?"].contains(&word.text);
@@ -310,6 +310,18 @@ fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
         return None;
     }
     let both = day.text.starts_with('*') || weekday.text.starts_with('*');
+    // For the example; `*` begins with Sunday.
+    let first = weekday.text.split(['-', '/', ',', '#', 'L']).next();
+    let named = first.unwrap_or_default();
+    let named = Word {
+        text: named,
+        ..*weekday
+    };
+    let n = match named.text {
+        "*" => 0,
+        _ => field.value(named).map_or(5, |n| n % 7),
+    };
+    let name = plain::weekday(n);
     let (message, hint) = if both {
         let star = if day.text.starts_with('*') {
             day
@@ -321,8 +333,10 @@ fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
                 "a day must match day of month `{}` and also day of week `{}`, because `{}` begins with `*`",
                 day.text, weekday.text, star.text
             ),
-            "if either is enough, give `schedule` a list of two; the first Monday of the month is also `1#1` in day of \
-             week",
+            format!(
+                "if either is enough, give `schedule` a list of two; the first {name} of the month is also `{n}#1` in \
+                 day of week"
+            ),
         )
     } else {
         (
@@ -330,15 +344,17 @@ fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
                 "a day need match only one of day of month `{}` and day of week `{}`, as in cron",
                 day.text, weekday.text
             ),
-            "if you mean this, a list of two schedules says it plainly; for days that match both, the second Friday of \
-             the month is `5#2` in day of week, and a command can look at the date",
+            format!(
+                "if you mean this, a list of two schedules says it plainly; for days that match both, the second {name} \
+                 of the month is `{n}#2` in day of week, and a command can look at the date"
+            ),
         )
     };
     Some(Advice {
         rule: "both_days",
         message,
         span: day.at..weekday.at + weekday.text.len(),
-        hint: hint.to_owned(),
+        hint,
     })
 }
 
@@ -599,9 +615,36 @@ mod tests {
             "UTC",
             "1-7 * */7",
             "a day must match day of month `1-7` and also day of week `*/7`, because `*/7` begins with `*`",
-            "if either is enough, give `schedule` a list of two; the first Monday of the month is also `1#1` in day of \
+            "if either is enough, give `schedule` a list of two; the first Sunday of the month is also `0#1` in day of \
              week",
         );
+    }
+
+    #[test]
+    fn the_example_has_the_weekday_of_the_schedule() {
+        for (text, example) in [
+            ("0 0 13 * MON", "the second Monday of the month is `1#2`"),
+            ("0 0 13 * sun", "the second Sunday of the month is `0#2`"),
+            ("0 0 13 * 7", "the second Sunday of the month is `0#2`"),
+            (
+                "0 0 13 * TUE-THU",
+                "the second Tuesday of the month is `2#2`",
+            ),
+            ("0 0 13 * 3,5", "the second Wednesday of the month is `3#2`"),
+            ("0 0 13 * 4L", "the second Thursday of the month is `4#2`"),
+            ("0 0 13 * 6#3", "the second Saturday of the month is `6#2`"),
+            (
+                "0 0 */2 * MON",
+                "the first Monday of the month is also `1#1`",
+            ),
+        ] {
+            let all = told(text, "UTC", Dst::default());
+            let both = all
+                .iter()
+                .find(|(_, said, _)| said.contains("day of month"));
+            let (_, _, hint) = both.expect("advice");
+            assert!(hint.contains(example), "{text}: {hint}");
+        }
     }
 
     #[test]
