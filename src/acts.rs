@@ -341,7 +341,11 @@ pub(crate) const NOBODY: &str = "no instance is up, so no job starts: `soloist r
 pub(crate) fn standstill(fleet: &Fleet, clock: Clock) -> Option<String> {
     let nobody = || fleet.instances.values().all(|i| clock.silent(i));
     let nobody = || nobody().then(|| NOBODY.to_owned());
-    doubt(clock).or_else(|| wait(fleet, clock)).or_else(nobody)
+    let drained = || view::drained(fleet, clock).then(|| view::DRAINED.to_owned());
+    doubt(clock)
+        .or_else(|| wait(fleet, clock))
+        .or_else(nobody)
+        .or_else(drained)
 }
 
 /// Some: the store's data is new, so nothing starts yet.

@@ -655,6 +655,9 @@ pub(crate) fn epoch(fleet: &Fleet, now: i64) -> EpochView {
         wait_ms: since.map(|since| since.saturating_add(quarantine).saturating_sub(now).max(0)),
         words: match fleet.open {
             true => String::new(),
+            false if since.is_none() && fleet.instances.is_empty() && fleet.drains.is_empty() => {
+                wait_in_words(since, quarantine, now, None) + FIRST_OF_ALL
+            }
             false => wait_in_words(since, quarantine, now, newcomer(fleet)),
         },
     }
@@ -673,6 +676,17 @@ pub(crate) fn as_far_as_known(fleet: &Fleet) -> String {
     }
 }
 
+/// All live instances drain.
+pub(crate) const DRAINED: &str = "all live instances drain, so no job starts until somebody undrains one: `soloist \
+                                  undrain INSTANCE`";
+
+/// Whether there are live instances, and all of them drain.
+pub(crate) fn drained(fleet: &Fleet, clock: Clock) -> bool {
+    let live = |(_, info): &(&InstanceId, &Info)| !clock.silent(info);
+    let mut live = fleet.instances.iter().filter(live).peekable();
+    live.peek().is_some() && live.all(|(id, info)| fleet.is_draining(id, info))
+}
+
 /// The only instance that the store knows, if it was never there with other data: it may be started as a new fleet.
 fn newcomer(fleet: &Fleet) -> Option<&InstanceId> {
     let mut instances = fleet.instances.iter();
@@ -681,6 +695,10 @@ fn newcomer(fleet: &Fleet) -> Option<&InstanceId> {
     let new = info.started_at == 0 || info.started_at >= fleet.born;
     (new && instances.next().is_none() && fleet.drains.is_empty()).then_some(id)
 }
+
+/// The store knows no instance.
+const FIRST_OF_ALL: &str = "; if nothing of this fleet runs anywhere else, there is no need to wait: start the first \
+                            one with --new-fleet";
 
 /// Why jobs wait although they are due, while the store grants nothing because its data is new. `since`: when the first
 /// of the live instances began to wait, for the `quarantine` (ms); None: none is up. `newcomer`: an instance that could
@@ -700,7 +718,10 @@ pub(crate) fn wait_in_words(
             words::span(seconds(until.saturating_sub(now))),
             words::instant(seconds(until))
         ),
-        Some(_) => "jobs wait a moment more".to_owned(),
+        Some(until) => format!(
+            "jobs wait until an instance sees that their wait, which was to end at {}, is over",
+            words::instant(seconds(until))
+        ),
         None => format!(
             "no instance is up, so no job starts; `soloist run` starts one, and jobs then wait {}",
             match quarantine {
@@ -1044,8 +1065,14 @@ mod tests {
         let nobody = format!(
             "no instance is up, so no job starts; `soloist run` starts one, and jobs then wait up to 18 s: {why}"
         );
-        assert_eq!(of(&[], &[], false), nobody);
+        let first = "; if nothing of this fleet runs anywhere else, there is no need to wait: start the first one \
+                     with --new-fleet";
+        assert_eq!(of(&[], &[], false), format!("{nobody}{first}"));
+        assert_eq!(of(&[], &["a"], false), nobody);
         assert_eq!(of(&both, &[], true), "");
+        let over = "jobs wait until an instance sees that their wait, which was to end at 1970-01-01T00:03:18Z, is over: ";
+        let said = wait_in_words(Some(180_000), 17_250, 200_000, None);
+        assert_eq!(said, format!("{over}{why}"));
     }
 
     #[test]

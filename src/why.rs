@@ -56,7 +56,7 @@ pub(crate) struct DecisionView {
 #[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct SilentView {
     pub(crate) instance: InstanceId,
-    pub(crate) reason: &'static str,
+    pub(crate) reason: String,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
@@ -242,22 +242,26 @@ impl Facts<'_> {
                 instance: id.clone(),
                 reason: if ran(id) {
                     match soon {
-                        true => "ran it, and has not recorded its decision yet",
-                        false => "ran it; its decision was not recorded",
+                        true => "ran it, and has not recorded its decision yet".to_owned(),
+                        false => "ran it; its decision was not recorded".to_owned(),
                     }
                 } else if info.started_at > at.0 {
                     match self.was_there(id, at) {
-                        true => "was restarted since: what it did before that is not recorded",
-                        false => "is up only since then, as far as is known",
+                        true => "was restarted since: what it did before that is not recorded"
+                            .to_owned(),
+                        false => format!(
+                            "is up only since {}, as far as is known",
+                            words::instant(info.started_at)
+                        ),
                     }
                 } else if self.clock.silent(info) && info.seen < at.0 {
-                    "had stopped reporting to the store"
+                    "had stopped reporting to the store".to_owned()
                 } else if info.clock_doubt_ms.is_some() && !self.clock.silent(info) {
-                    "does not believe the store's clock"
+                    "does not believe the store's clock".to_owned()
                 } else if soon {
-                    "has recorded no decision yet"
+                    "has recorded no decision yet".to_owned()
                 } else {
-                    "recorded no decision"
+                    "recorded no decision".to_owned()
                 },
             })
             .collect()
@@ -417,6 +421,9 @@ impl Facts<'_> {
             return "It is undecided: no instance is up. The next instance that starts will run it or record it."
                 .to_owned();
         }
+        if view::drained(&self.fleet, self.clock) {
+            return format!("It is undecided: {}.", view::DRAINED);
+        }
         if now - at.0 < 5_000 {
             return "It has just become due, and no instance has decided on it yet.".to_owned();
         }
@@ -570,6 +577,9 @@ impl Facts<'_> {
                 ", but no instance starts anything until the store's clock, which is {}, is corrected",
                 words::apart(ahead)
             );
+        }
+        if view::drained(&self.fleet, self.clock) {
+            return format!(", but {}", view::DRAINED);
         }
         String::new()
     }

@@ -126,6 +126,8 @@ pub(crate) fn render(s: &StatusView) -> String {
         text.push_str(&format!("{}\n", show::paint(WARN, &s.epoch.words)));
     } else if live == 0 {
         text.push_str(&format!("{}\n", show::paint(BAD, acts::NOBODY)));
+    } else if s.instances.iter().all(|i| i.silent || i.draining) {
+        text.push_str(&format!("{}\n", show::paint(WARN, view::DRAINED)));
     }
     text.push('\n');
     if !s.instances.is_empty() {
@@ -287,6 +289,9 @@ fn next(j: &JobView, s: &StatusView) -> Cell {
         Some(_) if s.instances.iter().all(|i| i.silent) => {
             Cell::new(WARN, "when an instance is up")
         }
+        Some(_) if s.instances.iter().all(|i| i.silent || i.draining) => {
+            Cell::new(WARN, "when one is undrained")
+        }
         Some(t) => relative(t.0, s.now.0).into(),
         None if !j.enabled => Cell::new(DIM, "disabled"),
         None if j.schedule.is_empty() => Cell::new(DIM, "when triggered"),
@@ -421,6 +426,38 @@ mod tests {
             stop: None,
             next_attempt: None,
         }
+    }
+
+    #[test]
+    fn status_says_that_all_instances_drain() {
+        let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\n";
+        let config = crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap();
+        let said = |drains: &[&str]| {
+            let fleet = Fleet {
+                id: "e".into(),
+                before: None,
+                born: 0,
+                quarantine: Duration::ZERO,
+                open: true,
+                instances: BTreeMap::from(
+                    ["a", "b"].map(|id| (InstanceId::new(id), info(NOW, "aaaaaaaa", 0.0))),
+                ),
+                drains: drains.iter().map(|id| InstanceId::new(id)).collect(),
+            };
+            let s = view::status(&config, "x", &fleet, &HashMap::new(), NOW, "i");
+            anstream::adapter::strip_str(&render(&s)).to_string()
+        };
+        let some = said(&["a"]);
+        assert!(
+            !some.contains("undrain") && some.contains("in 47 min"),
+            "{some}"
+        );
+        let all = said(&["a", "b"]);
+        assert!(
+            all.contains("all live instances drain, so no job starts"),
+            "{all}"
+        );
+        assert!(all.contains("when one is undrained"), "{all}");
     }
 
     #[test]

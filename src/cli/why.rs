@@ -187,7 +187,7 @@ pub(crate) fn render(v: &WhyView, now: i64) -> String {
             t.row([
                 Cell::new(BOLD, s.instance.as_str()),
                 "".into(),
-                Cell::new(DIM, s.reason),
+                Cell::new(DIM, s.reason.as_str()),
             ]);
         }
         text.push('\n');
@@ -365,6 +365,7 @@ mod tests {
                 .find(|s| s.instance.as_str() == id)
                 .unwrap()
                 .reason
+                .as_str()
         };
         assert_eq!(
             said("web-1"),
@@ -381,9 +382,10 @@ mod tests {
         let silent = |f: &Facts<'_>| {
             let v = f.explain(Occurrence(AT));
             let of = v.silent.iter().find(|s| s.instance.as_str() == "web-2");
-            of.expect("an instance").reason
+            of.expect("an instance").reason.clone()
         };
-        assert_eq!(silent(&f), "is up only since then, as far as is known");
+        let since = "is up only since 2026-11-20T15:00:00.001Z, as far as is known";
+        assert_eq!(silent(&f), since);
         let before = decision("web-2", AT - HOUR, "won", "attempt 1");
         f.decisions = vec![Decision {
             occurrence: Occurrence(AT - HOUR),
@@ -513,6 +515,18 @@ mod tests {
             told(&f, AT),
             "It is undecided, although instances are up: see their logs, and `soloist status`."
         );
+        let drained = "all live instances drain, so no job starts until somebody undrains one: `soloist undrain \
+                       INSTANCE`.";
+        let all: Vec<InstanceId> = f.fleet.instances.keys().cloned().collect();
+        f.fleet.drains = all[1..].to_vec();
+        assert!(told(&f, AT).contains("although instances are up"));
+        f.fleet.drains = all;
+        assert_eq!(told(&f, AT), format!("It is undecided: {drained}"));
+        assert_eq!(
+            told(&f, AT + HOUR),
+            format!("It is not due yet: it is due in 47 min 18 s, but {drained}")
+        );
+        f.fleet.drains.clear();
         f.fleet.instances.clear();
         assert_eq!(
             told(&f, AT),

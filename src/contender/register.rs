@@ -226,7 +226,8 @@ impl Contender {
                 does not start until then, or until `soloist rewind` corrects this");
         }
         if let Some((after, until)) = follows.catch_up {
-            info!(job = %name, %after, %until, "nobody has decided what was planned since then: it is caught up or recorded");
+            info!(job = %name, %after, %until,
+                "nobody has decided what was planned since {after}: it is caught up or recorded");
             self.start_driver(name);
         }
         if let Some(after) = follows.plan_after {

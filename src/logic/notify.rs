@@ -647,6 +647,8 @@ pub enum Standstill {
     Runs { since: i64, on: InstanceId },
     /// No instance has the job.
     Nobody,
+    /// All live instances drain.
+    Drained,
     /// Its last run ended so.
     Ended { outcome: Outcome, at: i64 },
     /// No run of it has begun.

@@ -40,6 +40,7 @@ use crate::{
     },
     model::JobName,
     store::{self, Asking, Changed, Reply},
+    view,
     vitals::Told,
     words,
 };
@@ -659,6 +660,12 @@ impl Keeper {
             return;
         }
         let states = self.states(&chosen).await;
+        // What cannot be asked is not said.
+        let fleet = self.asking.fleet().await;
+        let drained = fleet.is_ok_and(|fleet| {
+            let clock = view::Clock::of(&fleet.value, fleet.now_us.div_euclid(1000));
+            view::drained(&fleet.value, clock)
+        });
         let mut changes = Changes::default();
         for (_, id) in chosen.values() {
             if let Some(m) = self.messages.get(id) {
@@ -681,7 +688,7 @@ impl Keeper {
             else {
                 continue;
             };
-            let message = text::refreshed(message, &self.config, &states, self.now_ms());
+            let message = text::refreshed(message, &self.config, &states, drained, self.now_ms());
             let text = Text::of(&message, &id, &surroundings);
             let task = deliver(
                 channel.clone(),

@@ -264,6 +264,8 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
     let live = state.instances.iter().filter(|i| !i.silent).count();
     if state.fleet.is_some() && live == 0 {
         said.push((acts::NOBODY.to_owned(), Mood::Bad));
+    } else if state.fleet.is_some() && state.instances.iter().all(|i| i.silent || i.draining) {
+        said.push((view::DRAINED.to_owned(), Mood::Warn));
     }
     if let Some(fleet) = state.fleet.as_ref().filter(|f| !f.open) {
         said.push((view::epoch(fleet, state.now).words, Mood::Warn));

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     logic::notify::{About, Item, Kind, Standstill},
     model::{Outcome, Trigger, Wait, rfc3339_ms},
-    view::signal_name,
+    view::{DRAINED, signal_name},
     words::{self, number},
 };
 
@@ -232,6 +232,7 @@ fn standstill(why: &Standstill, now: i64, local: impl Fn(i64) -> String) -> Stri
             words::line(on.as_str()),
         ),
         Standstill::Nobody => "no instance has the job".to_owned(),
+        Standstill::Drained => DRAINED.to_owned(),
         Standstill::Ended { outcome, at } => {
             let outcome = outcome.to_string().replace('_', " ");
             format!("its last run ended {}: {outcome}", local(*at))

@@ -8,7 +8,7 @@ use crate::{
     logic::{
         claim::State,
         coming::Coming,
-        notify::{About, Item, Kind, Message, Now, Verdict},
+        notify::{About, Item, Kind, Message, Now, Standstill, Verdict},
     },
     model::{JobName, RunRecord},
     text, words,
@@ -65,11 +65,12 @@ fn next(job: &Job, state: Option<&State>, now: i64) -> Option<i64> {
 }
 
 /// The message as it is sent now: in its order, and with what is true of its jobs only now, because it may have waited.
-/// `states`: of those jobs of which the store says anything.
+/// `states`: of those jobs of which the store says anything. `drained`: all live instances drain.
 pub(in crate::notify) fn refreshed(
     message: &Message,
     config: &Config,
     states: &BTreeMap<JobName, State>,
+    drained: bool,
     now: i64,
 ) -> Message {
     let mut message = message.clone();
@@ -78,7 +79,12 @@ pub(in crate::notify) fn refreshed(
         let state = states.get(&item.job);
         item.now = state.map_or_else(Now::default, |st| Now::of(st, item.since, now));
         let job = config.jobs.get(&item.job);
-        item.next = job.and_then(|job| next(job, state, now));
+        item.next = job
+            .and_then(|job| next(job, state, now))
+            .filter(|_| !drained);
+        if drained && !matches!(item.now.standstill, Some(Standstill::Runs { .. })) {
+            item.now.standstill = Some(Standstill::Drained);
+        }
     }
     message
 }

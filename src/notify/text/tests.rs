@@ -240,7 +240,7 @@ fn a_message_that_waited_says_when_the_job_comes_next_from_now_on() {
     let mut message = Message::new(failed.clone(), "ops", NOW - 60_000);
     message.join(gone, NOW - 60_000);
     let none = BTreeMap::new();
-    let fresh = refreshed(&message, &config, &none, NOW);
+    let fresh = refreshed(&message, &config, &none, false, NOW);
     assert_eq!(fresh.items[1].next, Some(NOW - NOW % 60_000 + 60_000));
     assert_eq!(fresh.items[0].next, None, "nobody plans it here");
     assert_eq!(job.name, fresh.items[1].job);
@@ -257,6 +257,27 @@ fn a_message_that_waited_says_when_the_job_comes_next_from_now_on() {
 }
 
 #[test]
+fn an_alarm_says_that_all_instances_drain_and_names_no_next_run() {
+    let text = "[jobs.lottery-draw]\ncommand = 'x'\nschedule = '* * * * *'\n";
+    let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+    let config = config.expect("sound");
+    let message = Message::new(one(Kind::Overdue, true, None), "ops", NOW);
+    let states = BTreeMap::from([(JobName::new("lottery-draw"), State::default())]);
+    let said = |drained| {
+        let fresh = refreshed(&message, &config, &states, drained, NOW);
+        let of = Text::of(&fresh, "1", &surroundings());
+        of.body.whole(Links::InTheText)
+    };
+    let why = "why:         all live instances drain, so no job starts until somebody undrains one";
+    let (moving, still) = (said(false), said(true));
+    assert!(
+        !moving.contains(why) && moving.contains("next:"),
+        "{moving}"
+    );
+    assert!(still.contains(why) && !still.contains("next:"), "{still}");
+}
+
+#[test]
 fn a_message_says_that_its_job_is_paused_when_it_is_sent() {
     let text = "[jobs.lottery-draw]\ncommand = 'x'\nschedule = '0 * * * *'\n";
     let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
@@ -265,7 +286,7 @@ fn a_message_says_that_its_job_is_paused_when_it_is_sent() {
     let message = Message::new(failed.clone(), "ops", NOW - 60_000);
     let said = |state: State| {
         let states = BTreeMap::from([(failed.job.clone(), state)]);
-        let fresh = refreshed(&message, &config, &states, NOW);
+        let fresh = refreshed(&message, &config, &states, false, NOW);
         let of = Text::of(&fresh, "1", &surroundings());
         assert_eq!(
             of.json["items"][0]["paused"],
