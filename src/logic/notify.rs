@@ -96,6 +96,9 @@ pub struct Notes {
     /// attempt was the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<RunRecord>,
+    /// How the first attempts of occurrences started whose last attempts are not judged yet, oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub first_starts: Vec<FirstStart>,
     /// When it was first noted, Unix ms.
     pub first: i64,
     /// When a run of it last succeeded, Unix ms.
@@ -114,6 +117,16 @@ pub struct Notes {
     /// Unix ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwatched: Option<i64>,
+}
+
+/// How late the first attempt of a planned occurrence started.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FirstStart {
+    pub of: Occurrence,
+    pub lateness_ms: i64,
+    /// What it waited for longest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waited: Option<(Wait, u64)>,
 }
 
 #[expect(
@@ -268,8 +281,35 @@ impl Notes {
         }
         if follows || awaited {
             self.note(r);
+            self.note_first_start(r);
         }
         follows || awaited
+    }
+
+    fn note_first_start(&mut self, r: &RunRecord) {
+        let late = r.lateness_ms.filter(|ms| *ms > 0);
+        if let Some(lateness_ms) = late.filter(|_| is_planned(r)) {
+            self.first_starts.push(FirstStart {
+                of: r.occurrence,
+                lateness_ms,
+                waited: r.waited,
+            });
+            // Those whose last attempt no notifier ever saw.
+            let many = self.first_starts.len().saturating_sub(AWAITED);
+            self.first_starts.drain(..many);
+        }
+    }
+
+    /// Makes the record of the last attempt of an occurrence as late as the first attempt was: people expect the
+    /// occurrence at its time, however often it is tried.
+    pub fn start_as_first(&mut self, r: &mut RunRecord) {
+        let first = self.first_starts.iter().rfind(|f| f.of == r.occurrence);
+        let first = first.cloned();
+        self.first_starts.retain(|f| f.of != r.occurrence);
+        if r.attempt > 1 {
+            r.lateness_ms = first.as_ref().map(|f| f.lateness_ms);
+            r.waited = first.and_then(|f| f.waited);
+        }
     }
 
     /// The usual duration of a successful run, ms.
@@ -282,7 +322,7 @@ impl Notes {
         all.get(all.len() / 2).copied()
     }
 
-    /// Judges a record that is the last of its occurrence.
+    /// Judges a record that is the last of its occurrence. See also [`Notes::start_as_first`].
     pub fn judge<'a>(
         &mut self,
         channels: impl Iterator<Item = (&'a str, &'a Rules)>,
@@ -362,11 +402,15 @@ fn is_open(state: Option<&State>, at: Occurrence) -> bool {
     })
 }
 
+/// A first attempt that was to start at the instant of its occurrence.
+fn is_planned(r: &RunRecord) -> bool {
+    matches!(r.trigger, Trigger::Schedule | Trigger::CatchUp) && r.attempt == 1
+}
+
 /// What the channel calls bad about a run. None: nothing, or it is neither good nor bad.
 fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<Kind> {
     let (factor, least) = UNUSUAL;
     let lasting = r.duration_ms.zip(usual);
-    let planned = matches!(r.trigger, Trigger::Schedule | Trigger::CatchUp) && r.attempt == 1;
     let kind = match r.outcome {
         Outcome::Failed => Kind::Failed,
         Outcome::TimedOut => Kind::TimedOut,
@@ -375,6 +419,7 @@ fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<Kind> {
         Outcome::LeaseLost => Kind::LeaseLost,
         Outcome::Missed => Kind::Missed,
         Outcome::Succeeded => {
+            let planned = is_planned(r) || r.attempt > 1;
             let late = planned && r.lateness_ms.is_some_and(|ms| ms >= rules.late_after_ms);
             let long = lasting
                 .is_some_and(|(ms, usual)| ms > usual.saturating_mul(factor) && ms - usual > least);
@@ -698,6 +743,7 @@ pub struct About {
     pub host: Option<String>,
     pub started_at: Option<i64>,
     pub duration_ms: Option<i64>,
+    /// Of the first attempt of its occurrence, and so is `waited`.
     pub lateness_ms: Option<i64>,
     /// What its start waited for longest.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -478,15 +478,20 @@ fn what_is_not_known_is_not_unusual() {
             .map(|v| v.kind)
             .collect::<Vec<_>>()
     };
-    let run = |trigger, attempt| RunRecord {
-        trigger,
-        attempt,
-        lateness_ms: Some(60_000),
-        duration_ms: None,
-        ..ended(100, Succeeded, 5)
+    let run = |trigger, attempt| {
+        let mut r = RunRecord {
+            trigger,
+            attempt,
+            lateness_ms: Some(60_000),
+            duration_ms: None,
+            ..ended(100, Succeeded, 5)
+        };
+        // Nobody knows how its first attempt started.
+        Notes::new(0).start_as_first(&mut r);
+        r
     };
     assert_eq!(told(&run(Trigger::Manual, 1)), []);
-    assert_eq!(told(&run(Trigger::Schedule, 2)), []);
+    assert_eq!(told(&run(Trigger::Retry, 2)), []);
     assert_eq!(told(&run(Trigger::Schedule, 1)), [Kind::Late]);
     assert_eq!(notes.durations, [0; 0]);
 }
@@ -685,13 +690,15 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
         state: State,
         /// Newest first, as the store has them.
         records: Vec<RunRecord>,
-        /// How its occurrences ended, as far as they count.
-        ends: Vec<bool>,
+        /// How late the first attempt of its newest occurrence started, ms.
+        late: i64,
+        /// What its occurrences were, as far as they count.
+        ends: Vec<Kind>,
         /// A bad end that counts unless its next attempt says otherwise.
         pending: bool,
     }
     impl World {
-        fn count(&mut self, ends: Option<bool>) {
+        fn count(&mut self, ends: Option<Kind>) {
             self.pending = false;
             self.ends.extend(ends);
         }
@@ -708,16 +715,26 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
                         RunRecord {
                             occurrence: o.run.occurrence,
                             attempt: self.attempt,
+                            trigger: match self.attempt {
+                                1 => Trigger::Schedule,
+                                _ => Trigger::Retry,
+                            },
+                            // A later attempt is always late, which says nothing.
+                            lateness_ms: Some(match self.attempt {
+                                1 => self.late,
+                                _ => 7_200_000,
+                            }),
                             ..ended(now / 1000, outcome, 5)
                         },
                     );
                     match outcome {
                         Failed if again => self.pending = true,
-                        Failed => self.count(Some(false)),
-                        Succeeded => self.count(Some(true)),
+                        Failed => self.count(Some(Kind::Failed)),
+                        Succeeded if self.late > 0 => self.count(Some(Kind::Late)),
+                        Succeeded => self.count(Some(Kind::Recovered)),
                         // A person ended it: that counts, and is neither good nor bad.
                         Cancelled => self.count(None),
-                        _ => self.count(self.pending.then_some(false)),
+                        _ => self.count(self.pending.then_some(Kind::Failed)),
                     }
                     let next_attempt = Some(NextAttempt {
                         at: now,
@@ -735,11 +752,12 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
                 }
                 // Cancelled; or a newer occurrence comes first.
                 Some(_) => {
-                    self.count(self.pending.then_some(false));
+                    self.count(self.pending.then_some(Kind::Failed));
                     self.state.open = vec![];
                 }
                 None => {
                     self.attempt = 1;
+                    self.late = if random.u8(..4) == 0 { 60_000 } else { 0 };
                     self.state.open = vec![open(now)];
                 }
             }
@@ -754,6 +772,7 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
             attempt: 1,
             state: State::default(),
             records: vec![],
+            late: 0,
             ends: vec![],
             pending: false,
         };
@@ -788,17 +807,18 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
                     ends.push(r.clone());
                 }
             }
-            for r in &ends {
+            for mut r in ends {
                 clock += SELDOM_MS;
-                let verdicts = notes.judge([("ops", &rules)].into_iter(), r, clock);
-                told.extend(verdicts.iter().map(|v| !v.bad));
+                notes.start_as_first(&mut r);
+                let verdicts = notes.judge([("ops", &rules)].into_iter(), &r, clock);
+                told.extend(verdicts.iter().map(|v| v.kind));
             }
             let text = serde_json::to_string(&notes).expect("JSON");
             notes = serde_json::from_str(&text).expect("notes");
         }
-        let mut wanted = vec![true];
+        let mut wanted = vec![Kind::Recovered];
         wanted.extend(w.ends);
-        wanted.dedup();
+        wanted.dedup_by_key(|kind| *kind == Kind::Recovered);
         assert_eq!(told, wanted[1..], "seed {seed}: {:#?}", w.records);
         changes += told.len();
     }

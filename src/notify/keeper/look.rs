@@ -186,24 +186,25 @@ impl Keeper {
         let mut ends = notes.dropped(records, state);
         let dropped = ends.len();
         ends.extend_from_slice(&records[..upto]);
-        let mut told: Vec<(Verdict, &RunRecord, Option<i64>)> = vec![];
-        for (at, r) in ends.iter().enumerate() {
+        let mut told: Vec<(Verdict, RunRecord, Option<i64>)> = vec![];
+        for (at, mut r) in ends.into_iter().enumerate() {
             // Of a job that nobody was told of so far, only what a message could still tell in time.
             let begin = self.since.max(now.saturating_sub(GIVE_UP_MS));
-            if known.is_none() && made_at(r) < begin {
-                notes.note(r);
+            if known.is_none() && made_at(&r) < begin {
+                notes.note(&r);
                 continue;
             }
             if let Some(new) = at.checked_sub(dropped)
-                && notes.passes_over(r, &records[new + 1..], state)
+                && notes.passes_over(&r, &records[new + 1..], state)
             {
                 continue;
             }
+            notes.start_as_first(&mut r);
             let usual = notes.usual();
-            let verdicts = notes.judge(self.rules_of(&watched), r, now);
+            let verdicts = notes.judge(self.rules_of(&watched), &r, now);
             for verdict in verdicts {
                 let expected = self.expected(&verdict, usual);
-                told.push((verdict, r, expected));
+                told.push((verdict, r.clone(), expected));
             }
         }
         if known == Some(&notes) {
@@ -211,10 +212,10 @@ impl Keeper {
         }
         for (verdict, r, expected) in told {
             let output = match self.has_room(changes, &verdict.channel, heard) && verdict.bad {
-                true => self.output(r).await,
+                true => self.output(&r).await,
                 false => String::new(),
             };
-            let run = Some(text::about(r, &output));
+            let run = Some(text::about(&r, &output));
             let item = Item {
                 expected,
                 ..text::item(name, watched.job, &verdict, run, now)

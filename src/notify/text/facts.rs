@@ -42,7 +42,9 @@ fn outcome(run: &About) -> String {
     if let Some(ms) = run.duration_ms {
         let _ = write!(out, ", after {}", words::took(ms));
     }
-    if let Some(ms) = run.lateness_ms.filter(|ms| *ms >= 1000) {
+    let late = run.lateness_ms.filter(|ms| *ms >= 1000);
+    // The lateness of a later attempt is that of the first one.
+    if let Some(ms) = late.filter(|_| run.attempt <= 1) {
         let _ = write!(out, ", started {} late", words::took(ms));
     }
     if run.count > 1 {
@@ -287,11 +289,15 @@ fn expectation(item: &Item) -> Vec<(&'static str, String)> {
                 // An older version ran it, or its daemon died.
                 None => "nobody noted what it waited for".to_owned(),
             };
+            let first = match run.attempt {
+                ..=1 => "",
+                _ => "its first attempt started ",
+            };
             vec![
                 (
                     "late",
                     format!(
-                        "{} after its planned time; from {} on it is told (`late_after`)",
+                        "{first}{} after its planned time; from {} on it is told (`late_after`)",
                         words::took(run.lateness_ms.unwrap_or(0)),
                         words::took(expected)
                     ),

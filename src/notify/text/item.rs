@@ -33,8 +33,7 @@ pub(in crate::notify) fn about(r: &RunRecord, output: &str) -> About {
         host: r.host.as_deref().map(words::line),
         started_at: r.started_at,
         duration_ms: r.duration_ms,
-        // A later attempt was planned anew.
-        lateness_ms: r.lateness_ms.filter(|_| r.attempt <= 1),
+        lateness_ms: r.lateness_ms,
         waited: r.waited,
         count: r.count,
         output: last_lines(output),
