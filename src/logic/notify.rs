@@ -87,6 +87,22 @@ const SEEN: usize = 6;
 /// The most attempts of a job that wait for others of their occurrences: the oldest beyond them count as ends.
 const AWAITED: usize = 20;
 
+/// A job that no instance has enabled any more has been so for this time, before its next attempt counts as dropped: an
+/// instance that has it all the same says so, ms.
+const OFF_MS: i64 = 10_000;
+
+/// What is known of a job when its records are judged.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight<'a> {
+    /// Read before the records were read again.
+    pub state: Option<&'a State>,
+    /// The notifier's own configuration has the job. An instance makes the next attempt of a job also if it has the job
+    /// disabled.
+    pub has: bool,
+    /// Unix ms.
+    pub now: i64,
+}
+
 /// What is noted of one job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Notes {
@@ -96,6 +112,9 @@ pub struct Notes {
     /// attempt was the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub awaited: Vec<RunRecord>,
+    /// Over which channels they are told, if the configuration does not have the job any more then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub awaited_for: Vec<String>,
     /// How the first attempts of occurrences started whose last attempts are not judged yet, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub first_starts: Vec<FirstStart>,
@@ -250,24 +269,19 @@ impl Notes {
     /// The attempts that others were to follow, and none did: they are to be judged, before the new records, of which
     /// `new` are all. These were read after the state: a later attempt of an occurrence that is not open has its
     /// record.
-    pub fn dropped(&mut self, new: &[RunRecord], state: Option<&State>) -> Vec<RunRecord> {
+    pub fn dropped(&mut self, new: &[RunRecord], sight: Sight<'_>) -> Vec<RunRecord> {
         let mut all = std::mem::take(&mut self.awaited);
         all.retain(|r| !new.iter().any(|other| counts_after(other, r)));
         let many = all.len().saturating_sub(AWAITED);
         let (out, awaited) = (all.into_iter().enumerate())
-            .partition::<Vec<_>, _>(|(n, r)| *n < many || !is_open(state, r.occurrence));
+            .partition::<Vec<_>, _>(|(n, r)| *n < many || !sight.is_open(r.occurrence));
         self.awaited = awaited.into_iter().map(|(_, r)| r).collect();
         out.into_iter().map(|(_, r)| r).collect()
     }
 
     /// Whether a new record is not to be judged, but only noted: that of an attempt that another one follows or is to
     /// follow. `newer`: the new records after it, as for [`Notes::dropped`].
-    pub fn passes_over(
-        &mut self,
-        r: &RunRecord,
-        newer: &[RunRecord],
-        state: Option<&State>,
-    ) -> bool {
+    pub fn passes_over(&mut self, r: &RunRecord, newer: &[RunRecord], sight: Sight<'_>) -> bool {
         let same = |other: &RunRecord| {
             counts_after(other, r) && (other.attempt > r.attempt || name(other) != name(r))
         };
@@ -275,7 +289,7 @@ impl Notes {
             return false;
         }
         let follows = newer.iter().any(same);
-        let awaited = !follows && is_open(state, r.occurrence);
+        let awaited = !follows && sight.is_open(r.occurrence);
         if awaited {
             self.awaited.push(r.clone());
         }
@@ -310,6 +324,14 @@ impl Notes {
             r.lateness_ms = first.as_ref().map(|f| f.lateness_ms);
             r.waited = first.and_then(|f| f.waited);
         }
+    }
+
+    /// The job is told over these channels now.
+    pub fn watched_by(&mut self, channels: &[String]) {
+        self.awaited_for = match self.awaited.is_empty() {
+            true => vec![],
+            false => channels.to_vec(),
+        };
     }
 
     /// The usual duration of a successful run, ms.
@@ -394,12 +416,15 @@ fn counts_after(later: &RunRecord, r: &RunRecord) -> bool {
     later.occurrence == r.occurrence && later.outcome != Outcome::Replaced
 }
 
-/// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.
-fn is_open(state: Option<&State>, at: Occurrence) -> bool {
-    state.is_some_and(|st| {
-        let open = st.open.iter().find(|o| o.run.occurrence == at);
-        open.is_some_and(|o| o.next_attempt.is_none() || st.off == 0)
-    })
+impl Sight<'_> {
+    /// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.
+    fn is_open(self, at: Occurrence) -> bool {
+        self.state.is_some_and(|st| {
+            let open = st.open.iter().find(|o| o.run.occurrence == at);
+            let had = self.has || st.off == 0 || self.now.saturating_sub(st.off) < OFF_MS;
+            open.is_some_and(|o| o.next_attempt.is_none() || had)
+        })
+    }
 }
 
 /// A first attempt that was to start at the instant of its occurrence.

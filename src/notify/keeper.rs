@@ -217,6 +217,16 @@ impl Keeper {
         self.heard = now;
     }
 
+    /// The jobs that the configuration has no more, and of which somebody is told all the same, once the next attempts
+    /// that they had are dropped.
+    fn awaiting(&self) -> impl Iterator<Item = &JobName> {
+        let gone = |name: &&JobName| !self.config.jobs.contains_key(*name);
+        let channels = &self.config.channels;
+        let told = |n: &Notes| n.awaited_for.iter().any(|c| channels.contains_key(c));
+        let notes = self.notes.iter().filter(move |(_, n)| told(n));
+        notes.map(|(name, _)| name).filter(gone)
+    }
+
     /// Looks at all jobs, as far as anybody is told of them.
     fn all(&mut self) {
         if self.is_notifier() {
@@ -241,6 +251,7 @@ impl Keeper {
         if self.is_notifier()
             && !self.config.tells_anybody()
             && !waiting.any(|m| channels.contains_key(&m.channel))
+            && self.awaiting().next().is_none()
         {
             self.give_back().await;
         }
@@ -871,7 +882,8 @@ impl Keeper {
         let channels = match job {
             Some(job) => &job.alarms.notify,
             None if self.lacking.jobs.contains(name) => &self.config.default_channels,
-            None => return None,
+            // What was awaited of a job that was removed is told to whom it was to be told.
+            None => &self.notes.get(name)?.awaited_for,
         };
         (!channels.is_empty()).then_some(Watched { job, channels })
     }

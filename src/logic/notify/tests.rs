@@ -306,13 +306,19 @@ fn an_attempt_is_told_once_nothing_follows_it() {
         off,
         ..State::default()
     };
+    // The notifier's configuration lacks the job, and it looks when others had time to say that they have it.
     let look = |notes: &mut Notes, new: &[RunRecord], state: &State| {
+        let sight = Sight {
+            state: Some(state),
+            has: false,
+            now: 9 + OFF_MS,
+        };
         // Another notifier may go on.
         let text = serde_json::to_string(notes).expect("JSON");
         *notes = serde_json::from_str(&text).expect("notes");
-        let mut judged = notes.dropped(new, Some(state));
+        let mut judged = notes.dropped(new, sight);
         for (n, r) in new.iter().enumerate() {
-            if !notes.passes_over(r, &new[n + 1..], Some(state)) {
+            if !notes.passes_over(r, &new[n + 1..], sight) {
                 judged.push(r.clone());
             }
         }
@@ -339,8 +345,23 @@ fn an_attempt_is_told_once_nothing_follows_it() {
     let none = State::default();
     // Cancelled; or nobody has the job any more; once.
     assert_eq!(look(&mut awaiting(), &[], &none), [(1, 1)]);
+    // Until it is sure that nobody has it, the next one may come; and who has it makes that also if it is disabled.
+    let off = waits(&[1], 9);
+    for (has, now, told) in [(false, 8, 0), (false, 9, 1), (true, 9, 0)] {
+        let sight = Sight {
+            state: Some(&off),
+            has,
+            now: now + OFF_MS,
+        };
+        assert_eq!(awaiting().dropped(&[], sight).len(), told);
+    }
     let mut notes = awaiting();
+    let ops = ["ops".to_owned()];
+    notes.watched_by(&ops);
+    assert_eq!(notes.awaited_for, ops);
     assert_eq!(look(&mut notes, &[], &waits(&[1], 9)), [(1, 1)]);
+    notes.watched_by(&ops);
+    assert!(notes.awaited_for.is_empty(), "nothing is awaited");
     assert_eq!(look(&mut notes, &[], &none), []);
     assert!(notes.told["ops"].bad);
     // A newer occurrence came in its place, and goes on, or has an attempt to follow; or it has ended, after it.
@@ -696,6 +717,9 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
         ends: Vec<Kind>,
         /// A bad end that counts unless its next attempt says otherwise.
         pending: bool,
+        /// No instance has it any more: its next attempt never comes. Otherwise it may be disabled, which keeps none
+        /// from coming.
+        removed: bool,
     }
     impl World {
         fn count(&mut self, ends: Option<Kind>) {
@@ -705,6 +729,10 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
         fn happens(&mut self, random: &mut fastrand::Rng) {
             self.now += 3_600_000;
             let now = self.now;
+            if self.removed {
+                return;
+            }
+            self.state.off = if random.bool() { now } else { 0 };
             match self.state.open.first().cloned() {
                 Some(o) if o.next_attempt.is_none() => {
                     let outcomes = [Failed, Failed, Succeeded, Cancelled, Outcome::Replaced];
@@ -775,12 +803,22 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
             late: 0,
             ends: vec![],
             pending: false,
+            removed: false,
         };
         let (mut notes, mut told) = (Notes::new(0), vec![]);
         // So slow that nothing is summed up.
         let mut clock = 0;
         for step in 0..40 {
             let last = step >= 38;
+            if step == 38 && random.bool() {
+                w.removed = true;
+                w.state.off = w.now;
+                // A run that goes on may yet end well.
+                let waits = w.state.open.iter().any(|o| o.next_attempt.is_some());
+                if waits {
+                    w.count(Some(Kind::Failed));
+                }
+            }
             // As the notifier does it: records, the state, records again.
             let unjudged = |w: &World, notes: &Notes| -> Vec<RunRecord> {
                 let n = notes.unjudged(&w.records).unwrap_or(w.records.len());
@@ -801,9 +839,14 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
                 .iter()
                 .position(|r| r.outcome.is_bad() && !first.contains(r));
             let upto = upto.unwrap_or(later.len());
-            let mut ends = notes.dropped(&later, Some(&state));
+            let sight = Sight {
+                state: Some(&state),
+                has: !w.removed,
+                now: w.now + OFF_MS,
+            };
+            let mut ends = notes.dropped(&later, sight);
             for (n, r) in later[..upto].iter().enumerate() {
-                if !notes.passes_over(r, &later[n + 1..], Some(&state)) {
+                if !notes.passes_over(r, &later[n + 1..], sight) {
                     ends.push(r.clone());
                 }
             }

@@ -8,7 +8,7 @@ use crate::{
     failpoint,
     logic::{
         claim::State,
-        notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at},
+        notify::{GIVE_UP_MS, Item, Kind, Notes, Sight, Verdict, made_at},
     },
     model::{JobName, RunRecord},
     notify::text,
@@ -38,6 +38,10 @@ impl Keeper {
             }
         }
         self.round = last;
+        let awaiting: Vec<JobName> = self.awaiting().cloned().collect();
+        for name in awaiting {
+            self.pending.add(name, self.heard);
+        }
     }
 
     /// Looks at some jobs, and notes what follows.
@@ -183,7 +187,9 @@ impl Keeper {
         };
         let known = self.notes.get(name);
         let mut notes = known.cloned().unwrap_or_else(|| Notes::new(now));
-        let mut ends = notes.dropped(records, state);
+        let has = watched.job.is_some();
+        let sight = Sight { state, has, now };
+        let mut ends = notes.dropped(records, sight);
         let dropped = ends.len();
         ends.extend_from_slice(&records[..upto]);
         let mut told: Vec<(Verdict, RunRecord, Option<i64>)> = vec![];
@@ -195,7 +201,7 @@ impl Keeper {
                 continue;
             }
             if let Some(new) = at.checked_sub(dropped)
-                && notes.passes_over(&r, &records[new + 1..], state)
+                && notes.passes_over(&r, &records[new + 1..], sight)
             {
                 continue;
             }
@@ -207,6 +213,7 @@ impl Keeper {
                 told.push((verdict, r.clone(), expected));
             }
         }
+        notes.watched_by(watched.channels);
         if known == Some(&notes) {
             return;
         }
