@@ -142,6 +142,38 @@ fn a_job_that_goes_and_comes_back_is_told_once() {
     assert_eq!(heard.len(), 2, "{heard:#?}");
 }
 
+/// A failed attempt that another one is to follow: that comes also if the job is disabled, and never if it is removed.
+#[test]
+fn what_awaited_a_retry_is_told_once_its_job_is_removed() {
+    let hook = Hook::start(Mode::Takes);
+    // No other job uses the channel.
+    let job = |lines: &str| {
+        format!(
+            "notify = [\"ops\"]\ncommand = \"exit 3\"\n\
+             retry = {{ attempts = 1, interval = \"1h\" }}\n{lines}\n"
+        )
+    };
+    let mut fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .job("bad", &job("schedule = \"@at {soon}\""))
+        .job("good", "command = \"true\"\nschedule = \"@every 1s\"")
+        .start();
+    wait_until("its first attempt has failed", GENEROUS, || {
+        noted(&mut fleet, "job:bad").is_some_and(|n| n["awaited_for"][0] == "ops")
+    });
+    fleet.set_job("bad", Some(&job("schedule = \"@yearly\"\nenabled = false")));
+    fleet.reload(0);
+    // Longer than others have time to say that they have the job, and than the time between two looks.
+    std::thread::sleep(std::time::Duration::from_secs(17));
+    assert!(hook.heard("ops").is_empty(), "{:#?}", hook.heard("ops"));
+    fleet.set_job("bad", None);
+    fleet.reload(0);
+    let heard = hook.wait("ops", 1);
+    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
+    assert_eq!(heard[0]["items"][0]["run"]["attempt"], 1);
+    assert!(noted(&mut fleet, "job:bad").is_some_and(|n| n["awaited_for"].is_null()));
+}
+
 /// Notes of jobs of which nobody is told any more go after a week.
 #[test]
 fn the_notes_of_jobs_that_are_gone_are_removed() {
