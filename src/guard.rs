@@ -54,7 +54,7 @@ pub(crate) use self::control::understood;
 pub(crate) use self::{
     cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
-    tree::{Proc, below, descend, kill_pass},
+    tree::{Proc, below, descend, kill_pass, soon_below},
     zygote::padding as zygote_padding,
 };
 use self::{control::ControlSocket, spawn::reset_signals, tree::kill_children, urgent::Urgent};
@@ -658,9 +658,14 @@ impl<'g> GuardedRun<'g> {
         let Some(kills) = &mut self.kills else {
             return;
         };
-        let again = kills.on_time(Boottime::now());
+        let now = Boottime::now();
+        let again = kills.on_time(now);
         if again == Again::Nothing {
             return;
+        }
+        // Without its daemon it gave the priority up, but after the deadline another host may start the job.
+        if now >= self.life.deadline() && self.urgent.is_none() {
+            self.urgent = Urgent::new();
         }
         self.kill();
         if again == Again::KillAndReport {
@@ -678,14 +683,14 @@ impl<'g> GuardedRun<'g> {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
-        // Walk /proc even with a cgroup: root may move a process out of it.
+        // Look for processes even with a cgroup: root may move one out of it.
         if self.chase() {
-            kill_pass(|| below(std::process::id().cast_signed()));
+            kill_pass(|| soon_below(std::process::id().cast_signed()));
         }
     }
 
-    /// Kills children as they appear, and reaps them: a process that forks and ends all the time is gone before a walk
-    /// of /proc reaches it, and its child is then a child of the guard. True: processes may be left for such a walk.
+    /// Kills children as they appear, and reaps them: a process that forks and ends all the time is gone before a look
+    /// into /proc finds it, and its child is then a child of the guard. True: processes may be left for such a look.
     /// Without children the guard has no descendants, because every orphan becomes its child.
     fn chase(&mut self) -> bool {
         // Read the result of a start before reaping its child.
@@ -708,7 +713,7 @@ impl<'g> GuardedRun<'g> {
 
     /// All processes of the run, zombies included.
     fn members(&self) -> Vec<Proc> {
-        let mut members = below(std::process::id().cast_signed());
+        let mut members = soon_below(std::process::id().cast_signed());
         for pid in self.cgroup.iter().flat_map(Cgroup::members) {
             if !members.iter().any(|p| p.pid == pid) {
                 members.extend(Proc::read(pid));

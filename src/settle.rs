@@ -120,6 +120,8 @@ enum OnDeath {
 
 /// The whole process: reads the [`HandOver`] and settles.
 pub fn main() -> ExitCode {
+    // As the zygote says.
+    let _ = rustix::thread::set_name(c"soloist");
     outlive_terminal_and_service();
     let handed: HandOver = match HandOver::read() {
         Ok(handed) => handed,

@@ -56,6 +56,8 @@ fn prepare(socket: &OwnedFd) -> io::Result<Title> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     // Ctrl-C in the daemon's terminal is not meant for it.
     let _ = rustix::process::setsid();
+    // Executed as /proc/self/exe, it is called "exe" otherwise; `pgrep soloist` finds its guards by this name.
+    let _ = rustix::thread::set_name(c"soloist");
     // Guards inherit both.
     reset_signals();
     block_signals();

@@ -5,7 +5,7 @@ use std::{cell::RefCell, collections::HashSet, path::PathBuf};
 use super::{ORPHANS_AGAIN, SWEEP_PATIENCE, children::reap};
 use crate::{
     clock::Boottime,
-    guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass},
+    guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass, soon_below},
 };
 
 /// The tree of a guard that was killed.
@@ -62,7 +62,11 @@ impl Orphans {
     }
 
     pub(super) fn members(&self) -> Vec<Proc> {
-        let ours = below(std::process::id().cast_signed());
+        self.among(below(std::process::id().cast_signed()))
+    }
+
+    /// Those of the tree among the descendants of this process.
+    fn among(&self, ours: Vec<Proc>) -> Vec<Proc> {
         if self.sole {
             return ours;
         }
@@ -85,12 +89,14 @@ impl Orphans {
     /// Kills all processes of the tree and reaps the dead. Returns the pids of those that are left. Blocks for
     /// milliseconds.
     pub(super) fn pass(&self) -> Vec<i32> {
+        // Nearly all, and at once, however many processes the host has.
+        kill_pass(|| self.among(soon_below(std::process::id().cast_signed())));
         // Examine them while they are alive: their zombies look like all others.
-        let found = self.members().len();
+        let found = self.members();
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
-        if found > 0 {
+        if found.iter().any(Proc::alive) {
             kill_pass(|| self.members());
         }
         let mut left: Vec<i32> = self

@@ -1257,6 +1257,8 @@ async fn guards_are_forked_from_a_zygote_and_outlive_it() {
         let line = fs::read(format!("/proc/{guard}/cmdline")).expect("a command line");
         let words: Vec<&[u8]> = line.split(|&b| b == 0).take(3).collect();
         assert_eq!(words, [&b"soloist"[..], b"__guard", b"backup"]);
+        let comm = fs::read_to_string(format!("/proc/{guard}/comm")).expect("its name");
+        assert_eq!(comm.trim(), "soloist");
     }
     kill(zygote.cast_signed(), Signal::KILL);
     until_async("the zygote is dead", || dead(zygote)).await;
