@@ -84,14 +84,18 @@ local function keep_back(c, at, count, before)
   return { 'recorded', outcome, why }
 end
 
+local function reason_of_lapse(e) return e.seq > 0 and LAPSED or NEVER_RENEWED end
+
 -- Records that the lease of `open[i]` lapsed. Returns true if another attempt follows. Changes `open`; the caller saves
 -- it.
 local function lapse(c, open, i, extra)
   local e = open[i]
+  -- What is granted waits for its turn to start: without a renewal it may not have had it.
+  local began = e.seq > 0 and e.granted_at or nil
   push_history(c.history, cjson.encode({ run_id = e.run, job = c.job, occurrence = e.occurrence,
-    trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = e.granted_at,
-    finished_at = now, lateness_ms = e.granted_at - e.occurrence, duration_ms = math.max(0, now - e.granted_at),
-    outcome = 'unknown', error = LAPSED, count = 1 }))
+    trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = began,
+    finished_at = now, lateness_ms = began and began - e.occurrence, duration_ms = began and math.max(0, now - began),
+    outcome = 'unknown', error = reason_of_lapse(e), count = 1 }))
   -- Nobody saw this run end: it counts as active until its last renewal, not until the store found it dead.
   save_last(c.state, e, 'unknown', e.granted_at, e.renewed_at)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
@@ -112,9 +116,9 @@ local function claim_open(c, open, i, extra, pause)
       return { 'granted', int(e.occurrence), e.attempt, e.trigger }
     end
     if not observed(e, extra) then return { 'running', cjson.encode(e) } end
-    local another = lapse(c, open, i, extra)
+    local another, reason = lapse(c, open, i, extra), reason_of_lapse(e)
     save_list(c.state, 'open', open)
-    if not another then return { 'recorded', 'unknown', LAPSED } end
+    if not another then return { 'recorded', 'unknown', reason } end
   end
   if e.run == c.run then return { 'settled', '' } end
   -- A takeover is due at once. Its time was taken from a clock that may have been wrong.

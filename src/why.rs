@@ -513,6 +513,15 @@ impl Facts<'_> {
                 outcome => format!("It did not run, it was {outcome}{reason}."),
             };
         }
+        if last.outcome == Outcome::Unknown && last.started_at.is_none() {
+            let attempt = match last.attempt {
+                1 => "It".to_owned(),
+                n => format!("Attempt {n}"),
+            };
+            let to = (last.instance.as_ref()).map_or(String::new(), |i| format!(" to {i}"));
+            let error = last.error.as_deref().unwrap_or("its end is not known");
+            return format!("{attempt} was granted{to}, but {}.", words::line(error));
+        }
         let attempts = runs.iter().filter(|r| r.attempt > 0).count();
         let late = last
             .lateness_ms

@@ -105,7 +105,7 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
 /// A decision in words; an unknown one is shown as it is.
 fn told(decision: &str, detail: &str) -> String {
     let words = match decision {
-        "won" => "won, and ran it",
+        "won" => "won it",
         "lost" if detail.starts_with("to ") => return format!("lost {detail}"),
         "lost" => "lost: another instance won it",
         "settled" => "asked after it had been decided",
@@ -316,7 +316,7 @@ mod tests {
              2026-11-20T15:00:00Z  12 min 41 s ago  succeeded  0       1  schedule  web-1     4 ms  31 ms\n\
              \n\
              INSTANCE      AT  DECISION\n\
-             web-1      +2 ms  won, and ran it (attempt 1)\n\
+             web-1      +2 ms  won it (attempt 1)\n\
              web-4      +6 ms  lost to web-1\n\
              web-2     +1 min  asked after it had been decided\n\
              web-3             had stopped reporting to the store\n"

@@ -50,7 +50,8 @@ fn not_run(
 }
 
 pub const LOST: &str = "the store lost its data, and no record of this occurrence survived";
-pub const LAPSED: &str = "its host vanished: the lease was not renewed for its whole length";
+pub const LAPSED: &str = "its instance vanished: the lease was not renewed for its whole length";
+pub const NEVER_RENEWED: &str = "its instance vanished before it renewed the lease: whether the command was started is not known";
 pub const TOO_LATE: &str = "nobody could start it within start_within";
 pub const IN_DOUBT: &str =
     "nobody could start it within start_within: the store's clock was wrong, and not believed";
@@ -377,10 +378,11 @@ fn claim_open(
         if rule!(TakeoverNeedsProof, !st.open[i].is(c.observed.as_ref())) {
             return Answer::Running(st.open[i].clone());
         }
+        let reason = reason_of_lapse(&st.open[i]).to_owned();
         if !lapse(st, i, c, now, effects) {
             return Answer::Recorded {
                 outcome: Outcome::Unknown,
-                reason: LAPSED.to_owned(),
+                reason,
             };
         }
     }
@@ -426,12 +428,19 @@ fn claim_open(
     Answer::Granted(e.grant())
 }
 
+fn reason_of_lapse(e: &Open) -> &'static str {
+    if e.seq > 0 { LAPSED } else { NEVER_RENEWED }
+}
+
 /// The holder of open entry `i` is gone, and nobody knows how its run ended. True: another attempt is due.
 fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -> bool {
     let e = &mut st.open[i];
-    effects
-        .records
-        .push(e.record(&c.job, Outcome::Unknown, now, LAPSED));
+    let record = e.record(&c.job, Outcome::Unknown, now, reason_of_lapse(e));
+    effects.records.push(match e.seq {
+        // What is granted waits for its turn to start: this may not have had it.
+        0 => record.lasting(None, Some(now)),
+        _ => record,
+    });
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
     let began = Some(e.run.granted_at);
     st.last = Some(last(e, Outcome::Unknown, began, e.renewed_at));

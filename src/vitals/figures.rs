@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use crate::{
     logic::{
         claim::{
-            Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, OVERDUE, OVERLAPS, PAUSED, Renewal,
-            TOO_LATE,
+            Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, NEVER_RENEWED, OVERDUE, OVERLAPS, PAUSED,
+            Renewal, TOO_LATE,
         },
         waits::{self, Waits},
     },
@@ -295,7 +295,7 @@ fn cause(reason: &str) -> &'static str {
         JOB_REMOVED => "job_removed",
         OVERLAPS => "overlap",
         LOST => "state_loss",
-        LAPSED => "host_lost",
+        LAPSED | NEVER_RENEWED => "host_lost",
         reason if reason.starts_with(PAUSED) => "paused",
         reason if reason.starts_with("skipped by request") => "skipped",
         _ => "other",

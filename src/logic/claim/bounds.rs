@@ -495,6 +495,7 @@ fn a_run_is_asked_to_give_way_once_and_by_no_other_policy() {
 #[test]
 fn a_dead_run_is_recorded_with_its_times() {
     let e = Open {
+        seq: 1,
         renewed_at: T + 700,
         ..entry(&asks(T), T, 1, T + 40)
     };
@@ -731,6 +732,31 @@ fn the_end_of_a_run_that_the_store_lost_ends_its_older_attempts_alone() {
     }
 }
 
+/// What is granted waits for its turn to start.
+#[test]
+fn of_a_run_that_was_never_renewed_nobody_says_that_it_was_started() {
+    for (renewals, started, reason) in [(0, None, NEVER_RENEWED), (1, Some(T), LAPSED)] {
+        let (mut st, c) = (known(), asks(T));
+        granted(&mut st, &c, T);
+        st.open[0].seq = renewals;
+        let finds = Claim {
+            observed: seen(&st.open[0]),
+            ..asks(T)
+        };
+        let (answer, effects) = claimed(&mut st, &finds, T + 1000);
+        assert_eq!(recorded(&answer), (Outcome::Unknown, reason));
+        let r = &effects.records[0];
+        let said = (
+            r.started_at,
+            r.lateness_ms,
+            r.finished_at,
+            r.error.as_deref(),
+        );
+        let late = started.map(|at| at - T);
+        assert_eq!(said, (started, late, Some(T + 1000), Some(reason)));
+    }
+}
+
 #[test]
 fn a_run_that_was_found_dead_is_made_up_for_once_if_its_command_was_never_executed() {
     let dead = |stop| {
@@ -742,7 +768,7 @@ fn a_run_that_was_found_dead_is_made_up_for_once_if_its_command_was_never_execut
             ..asks(T)
         };
         let answer = claimed(&mut st, &finds, T + 1000).0;
-        assert_eq!(recorded(&answer), (Outcome::Unknown, LAPSED));
+        assert_eq!(recorded(&answer), (Outcome::Unknown, NEVER_RENEWED));
         (st, c)
     };
     let says = |st: &mut State, c: &Claim, next_attempt| {
@@ -1669,9 +1695,26 @@ fn of_what_is_owed_only_what_is_due_and_undecided_is_recorded() {
         off: T - 500,
         ..known()
     };
-    let (st, effects) = registered(Some(off), &r, T);
-    let recorded: Vec<_> = effects.records.iter().map(|r| r.occurrence.0).collect();
-    assert_eq!((recorded, st.newest), (vec![T - 1000], T - 1000));
+    // Another instance, which did not owe it, may have registered the job first; or the job was never gone.
+    let back = State {
+        since: T - 500,
+        off: 0,
+        ..off.clone()
+    };
+    let kept = State {
+        since: T - 9000,
+        ..back.clone()
+    };
+    for (state, all) in [
+        (off, vec![T - 1000]),
+        (back, vec![T - 1000]),
+        (kept, vec![]),
+    ] {
+        let (st, effects) = registered(Some(state), &r, T);
+        let recorded: Vec<_> = effects.records.iter().map(|r| r.occurrence.0).collect();
+        let newest = all.last().copied().unwrap_or(T - 2000);
+        assert_eq!((recorded, st.newest), (all, newest));
+    }
 }
 
 /// What an instance knows to be decided counts, but nothing that a wrong clock told it.

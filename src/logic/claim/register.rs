@@ -186,7 +186,8 @@ pub fn register(
     // Others have adopted the state without them.
     lose_triggers(st, r, lost, now, effects);
     if r.presence == Presence::New && st.off > 0 {
-        come_back(st, r, now, effects);
+        // Nor, as far as is known, did another instance have the job: what was planned meanwhile is not owed.
+        (st.since, st.off) = (st.since.max(back_at(r, now)), 0);
     }
     if st.schedule != r.schedule {
         // Another schedule: what it would have planned before now was never owed.
@@ -201,21 +202,23 @@ pub fn register(
         // An instance that got the job later may have registered it first.
         st.since = st.since.min(back_at(r, now));
     }
+    if r.presence == Presence::New {
+        forget_owed(st, r, now, effects);
+    }
     st.definition = r.definition.clone();
     Registration::Ready
 }
 
-/// The caller did not have the job until now, nor, as far as is known, did another instance: what it would have planned
-/// meanwhile is not owed.
-fn come_back(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
+/// Records what the caller owed when it ceased to have the job, and what nobody owes any more. Another instance, which
+/// owed less, may have registered the job's return before.
+fn forget_owed(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
     for m in &r.owed {
-        if m.last.0 > st.newest && m.last.0 <= now {
+        if m.last.0 > st.newest && m.last.0 <= st.since.min(now) {
             st.newest = m.last.0;
             let record = without_run(r, m, Outcome::Missed, JOB_REMOVED);
             effects.records.push(record);
         }
     }
-    (st.since, st.off) = (st.since.max(back_at(r, now)), 0);
 }
 
 fn back_at(r: &Register, now: i64) -> i64 {

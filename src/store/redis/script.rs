@@ -106,6 +106,7 @@ fn constants() -> String {
     let words = [
         ("LOST", claim::LOST),
         ("LAPSED", claim::LAPSED),
+        ("NEVER_RENEWED", claim::NEVER_RENEWED),
         ("TOO_LATE", claim::TOO_LATE),
         ("IN_DOUBT", claim::IN_DOUBT),
         ("OVERDUE", claim::OVERDUE),
