@@ -835,9 +835,7 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
             let state = w.state.clone();
             meanwhile(&mut w, &mut random);
             let later = unjudged(&w, &notes);
-            let upto = later
-                .iter()
-                .position(|r| r.outcome.is_bad() && !first.contains(r));
+            let upto = later.iter().position(|r| !first.contains(r));
             let upto = upto.unwrap_or(later.len());
             let sight = Sight {
                 state: Some(&state),

@@ -110,8 +110,9 @@ impl Keeper {
         for (name, records) in &later {
             let before = first.iter().find(|(n, _)| n == name).map(|(_, r)| r);
             let known = |r: &RunRecord| before.is_some_and(|all| all.contains(r));
-            // A bad record that is newer than the state waits for the next look.
-            let upto = records.iter().position(|r| r.outcome.is_bad() && !known(r));
+            // What is newer than the state waits for the next look: a bad end may not be the last of its occurrence,
+            // and a good one must not be told before a bad one that is still awaited.
+            let upto = records.iter().position(|r| !known(r));
             if upto.is_some() {
                 again.push(name.clone());
             }
