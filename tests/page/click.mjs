@@ -254,8 +254,12 @@ async function skip() {
 async function maps() {
   await go('#/timeline');
   await until('the legend', () => [...document.querySelectorAll('.legend span')].some((s) => s.textContent === 'cancelled'));
-  await go('#/load');
-  saw(`the fullest minute: “${await until('advice', () => /\d+\sjobs\sstart\s+in\s+one\s+minute/.exec(document.querySelector('.sug')?.textContent)?.[0])}”`);
+  await go('#/load?day=2030-03-04');
+  const crowded = () => /04:30: \d+\sjobs\sstart\s+in\s+one\s+minute/.exec(document.querySelector('.sug')?.textContent)?.[0];
+  saw(`a Monday: “${await until('advice', crowded)}”`);
+  await go('#/load?day=2030-03-05');
+  const spread = () => /The fullest minute.*/s.exec(document.querySelector('.sug')?.textContent)?.[0].replace(/\s+/g, ' ');
+  saw(`a Tuesday: “${await until('no advice', spread)}”`);
 }
 
 /** What somebody typed wrongly into the address. */

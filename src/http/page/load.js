@@ -37,10 +37,16 @@ function geometry(w, phone, minutes) {
 /** How strong the colour of a cell is: the emptiest minute that has a start is faint, the fullest is full. */
 const strength = (n, least, most) => (n ? 0.1 + 0.9 * ((n - least) / Math.max(1, most - least)) ** 0.8 : 0);
 
-/** The minutes in which many jobs start: by jobs, because one job may start many times in a minute. */
+/** How many starts the ordinary minute of the day has: half of the minutes have more. */
+const ordinary = (data) => [...data.minutes].sort((x, y) => x - y)[Math.floor(data.minutes.length / 2)];
+/**
+ * The minutes in which many jobs start: by jobs, because one job may start many times in a minute; and more of them than
+ * in the ordinary minute, because what starts in each minute cannot be spread.
+ */
 function crowdedOf(data) {
   const fullest = Math.max(0, ...data.top.map((t) => t.jobs.length));
-  return data.top.filter((t) => t.jobs.length >= Math.max(3, fullest / 2)).slice(0, 6);
+  const usual = ordinary(data);
+  return data.top.filter((t) => t.jobs.length >= Math.max(3, fullest / 2) && t.count >= usual + 3).slice(0, 6);
 }
 
 function paint(canvas, g, data, most, sel, phone) {
@@ -185,7 +191,8 @@ function Advice({ data }) {
   const [first] = crowded;
   if (!first) {
     return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b>
-      ${' '}<span class="t2">In no minute more than two jobs start.</span></div></li></ol>`;
+      ${' '}<span class="t2">${ordinary(data) ? `The fullest minute has ${number(Math.max(...data.minutes))} starts, the
+        ordinary one ${number(ordinary(data))}.` : 'In no minute more than two jobs start.'}</span></div></li></ol>`;
   }
   const jobs = first.jobs.map((n) => known.jobs.get(n)).filter(Boolean);
   const heavy = jobs.filter((j) => j.typical_ms > 10 * S).sort((x, y) => y.typical_ms - x.typical_ms)[0];
@@ -198,7 +205,8 @@ function Advice({ data }) {
       minute.</b> <span class="t2">${mine ? html`${number(mine)} of them could leave their minute to <code>H</code>, if
         the
       exact minute does not matter: the name of the job chooses it, the same on every host.`
-    : 'None of their schedules can leave the minute to H; a jitter can move them.'}</span>
+    : `None of their schedules can leave the minute to H; a jitter can move them.${moves.length
+      ? ' In other crowded minutes these can:' : ''}`}</span>
       ${moves.length > 0 && html`<${Lines} moves=${moves} />`}</div></li>
     ${heavy && html`<li><${Icon} k="slow" /><div><b>${clock(data, first.minute)}: <a class="a"
       href=${jobLink(heavy.job)}>
