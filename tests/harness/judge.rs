@@ -838,7 +838,13 @@ impl OfJob<'_> {
         const BEFORE: i64 = 2 * SECOND;
         const AFTER: i64 = SECOND;
         if let Some(run) = run {
-            return (run.start_ns - BEFORE, run.last_ns + AFTER);
+            // Who is stopped says nothing more, and may be ended long after.
+            let halted = |e: &Effect| matches!(e, Effect::JobHalted);
+            let to = match self.any(run.start_ns, run.last_ns + AFTER, halted) {
+                true => seen.seen_ns,
+                false => run.last_ns + AFTER,
+            };
+            return (run.start_ns - BEFORE, to);
         }
         let boot = |ms: i64| (ms * MS - self.e.wall_less_boot_ns).min(seen.seen_ns);
         let wrong = self.any(seen.seen_ns - 60 * SECOND, seen.seen_ns, |e| {

@@ -291,6 +291,21 @@ fn a_run_that_is_lost_needs_a_fault_that_explains_it() {
             assert_eq!(found.is_empty(), explains, "{outcome} {effect:?}");
         }
     }
+    // Long after its last sign: only of one that was stopped then.
+    let late = struck(Effect::Silenced, 4000, 4100);
+    let silent = |faults: &[Struck]| {
+        let id = soloist::model::RunId::random();
+        let mut run = run(2, 1, 2001, 2100);
+        run.run = id.to_string();
+        let mut e = evidence(&[run], faults);
+        let mut lost = record(2, 1, Outcome::LeaseLost, 5000);
+        lost.record.run_id = Some(id);
+        e.records = vec![lost];
+        kinds(&e).0
+    };
+    assert_eq!(silent(std::slice::from_ref(&late)), [Kind::Lost]);
+    let halted = struck(Effect::JobHalted, 2090, 3000);
+    assert_eq!(silent(&[halted, late]), []);
     assert_eq!(lost(Outcome::Succeeded, &[]), []);
     assert_eq!(lost(Outcome::Cancelled, &[]), []);
     // What struck after its end explains nothing, except a loss of the data that had its outcome.
