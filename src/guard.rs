@@ -899,6 +899,9 @@ mod tests {
         if ran_elsewhere(&format!("guard::tests::{name}")) {
             return;
         }
+        if !kill_children() {
+            return eprintln!("skipped: this kernel lists no children");
+        }
         let (_daemon, socket) = std::os::unix::net::UnixStream::pair().expect("a socket");
         let mut guard = Guard {
             control: ControlSocket::new(socket.into()).expect("a guard's end"),
