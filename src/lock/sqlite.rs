@@ -545,6 +545,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_row_is_a_lock_until_its_time() {
+        let row = |until, count| Row {
+            owner: "a".to_owned(),
+            count,
+            nonce: None,
+            token: 1,
+            until,
+        };
+        for (now, left) in [(6, Some(4)), (9, Some(1)), (10, None), (11, None)] {
+            let left = left.map(Duration::from_micros);
+            assert_eq!(row(10, None).left(now), left, "{now}");
+        }
+        // Released at 10.
+        assert_eq!(row(-10, None).left(12), None);
+        assert!(matches!(row(1, None).kind(), Kind::Plain));
+        assert!(matches!(row(1, Some(1)).kind(), Kind::Reentrant));
+    }
+
+    #[tokio::test]
+    async fn locks_of_another_namespace_have_other_rows() {
+        let (_dir, locks) = locks();
+        assert_eq!(locks.name("k"), "soloist:{k}");
+    }
+
     #[tokio::test]
     async fn a_level_counts_once_in_whatever_order_it_is_asked_for_again() {
         let (_dir, locks) = locks();
