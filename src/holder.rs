@@ -26,7 +26,7 @@ use crate::{
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         guard_life::{self, Stop},
-        hold::{Do, Hold, Renewed, SMALLEST_PIECE, View},
+        hold::{Do, Hold, Pieces, Renewed, View},
         pace,
         trace::SpanContext,
         waits,
@@ -363,7 +363,7 @@ impl Holder {
         match self.settle(contender, &g, &end, next_attempt).await {
             Ok(awaited) => {
                 running.settled().await;
-                if end.output_tail.len() > WITH_SETTLEMENT {
+                if is_apart(&end) {
                     self.hand_in(&g, *end, shown);
                 }
                 awaited
@@ -383,41 +383,36 @@ impl Holder {
         let (job, run, keep) = (g.job.name.clone(), g.run.id, g.job.output.keep);
         let until = Boottime::now() + OUTPUT_PATIENCE;
         self.runs.spawn(async move {
-            let before = end.output_bytes - end.output_tail.len() as u64;
-            let mut at = from.clamp(before, end.output_bytes);
-            let mut most = OUTPUT_AT_ONCE;
+            let mut rest = kept_from(&end, from);
+            let mut pieces = Pieces::new(OUTPUT_AT_ONCE);
             let mut pauses = Pauses::from(SETTLE_AGAIN.0);
-            while at < end.output_bytes {
-                let rest = &end.output_tail[(at - before) as usize..];
-                let piece = &rest[..most.min(rest.len())];
+            let mut error = None;
+            while !rest.is_empty() {
+                let left = rest.len();
+                if Boottime::now() >= until {
+                    warn!(%job, %run, left, error, "cannot store the end of the output within {OUTPUT_PATIENCE:?}: \
+                    giving it up");
+                    return;
+                }
+                let at = end.output_bytes.saturating_sub(left as u64);
+                let (piece, after) = rest.split_at(pieces.most().min(left));
                 let told = tokio::select! {
                     biased;
                     told = store.append_output(&job, run, at, piece, keep, &end.stderr) => told,
                     () = give_up.cancelled() => return,
                 };
-                let failed = match told {
+                pieces.handed_in(told.is_ok());
+                error = match told {
                     Ok(()) => {
-                        at += piece.len() as u64;
-                        most = (most * 2).min(OUTPUT_AT_ONCE);
+                        rest = after;
                         pauses.reset();
-                        None
+                        continue;
                     }
-                    Err(e) => Some(e),
+                    Err(e) => Some(e.to_string()),
                 };
-                if Boottime::now() >= until && at < end.output_bytes {
-                    let left = end.output_bytes - at;
-                    let error = failed.map(|e| e.to_string());
-                    warn!(%job, %run, left, error, "cannot store the end of the output within {OUTPUT_PATIENCE:?}: \
-                    giving it up");
-                    return;
-                }
-                if failed.is_some() {
-                    most = (most / 2).max(SMALLEST_PIECE);
-                    let pause = pauses.after_failure(SETTLE_AGAIN.1);
-                    tokio::select! {
-                        () = tokio::time::sleep(pause) => {}
-                        () = give_up.cancelled() => return,
-                    }
+                tokio::select! {
+                    () = tokio::time::sleep(pauses.after_failure(SETTLE_AGAIN.1)) => {}
+                    () = give_up.cancelled() => return,
                 }
             }
         });
@@ -700,8 +695,7 @@ impl Holder {
             usage: end.map(used).unwrap_or_default(),
             waited: end
                 .and_then(|e| e.started.as_ref())
-                .filter(|_| waits::counts(g.run.attempt, g.run.trigger))
-                .filter(|_| record.lateness_ms.is_some_and(|ms| ms >= waits::LATE_MS))
+                .filter(|_| waits::need_a_reason(g.run.attempt, g.run.trigger, record.lateness_ms))
                 .and_then(|started| {
                     let mut waits = g.waits;
                     waits.add(Wait::Host, started.boottime.since(g.won));
@@ -739,19 +733,7 @@ impl Holder {
             record,
             next_attempt,
         };
-        let kept = end.output_tail.len();
-        let apart = kept > WITH_SETTLEMENT;
-        let tail = Tail {
-            before: end.output_bytes - kept as u64,
-            data: if apart {
-                vec![]
-            } else {
-                end.output_tail.clone()
-            },
-            more: if apart { kept as u64 } else { 0 },
-            stderr: end.stderr.clone(),
-        };
-        let told = self.offer(g, &settle, &tail).await?;
+        let told = self.offer(g, &settle, &with_settlement(end)).await?;
         let lost = told == Settlement::Lost;
         let record = next_attempt
             .filter(|_| !lost)
@@ -820,6 +802,33 @@ fn log_end(r: &RunRecord) {
     debug!(record = ?r, "settling");
 }
 
+/// The output is stored after the outcome, and not with it.
+fn is_apart(end: &RunEnd) -> bool {
+    end.output_tail.len() > WITH_SETTLEMENT
+}
+
+/// What is stored of the output together with the outcome.
+fn with_settlement(end: &RunEnd) -> Tail {
+    let kept = end.output_tail.len() as u64;
+    let (data, more) = match is_apart(end) {
+        true => (vec![], kept),
+        false => (end.output_tail.clone(), 0),
+    };
+    Tail {
+        before: end.output_bytes - kept,
+        data,
+        more,
+        stderr: end.stderr.clone(),
+    }
+}
+
+/// The kept output from byte `from` on, counted from the first byte of the output.
+fn kept_from(end: &RunEnd, from: u64) -> &[u8] {
+    let left = usize::try_from(end.output_bytes.saturating_sub(from)).unwrap_or(usize::MAX);
+    let skip = end.output_tail.len().saturating_sub(left);
+    end.output_tail.get(skip..).unwrap_or_default()
+}
+
 fn used(end: &RunEnd) -> Usage {
     Usage {
         output_bytes: end.started.is_some().then_some(end.output_bytes),
@@ -848,6 +857,32 @@ fn not_started(outcome: Outcome, error: &str) -> RunEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn little_output_is_stored_with_the_outcome_and_much_after_it() {
+        let mut end = not_started(Outcome::Failed, "why");
+        for (kept, apart) in [
+            (0, false),
+            (WITH_SETTLEMENT, false),
+            (WITH_SETTLEMENT + 1, true),
+        ] {
+            end.output_tail = vec![b'a'; kept];
+            end.output_bytes = 5 + kept as u64;
+            let tail = with_settlement(&end);
+            let (with, more) = if apart { (0, kept) } else { (kept, 0) };
+            assert_eq!((tail.data.len(), tail.more), (with, more as u64));
+            assert_eq!((tail.before, is_apart(&end)), (5, apart));
+        }
+    }
+
+    #[test]
+    fn the_rest_of_the_output_is_what_was_kept_and_not_shown() {
+        let mut end = not_started(Outcome::Failed, "why");
+        (end.output_tail, end.output_bytes) = (b"cdefg".to_vec(), 7);
+        for (from, rest) in [(0, "cdefg"), (2, "cdefg"), (4, "efg"), (7, ""), (9, "")] {
+            assert_eq!(kept_from(&end, from), rest.as_bytes(), "{from}");
+        }
+    }
 
     #[test]
     fn a_run_has_output_if_its_command_was_started() {

@@ -68,10 +68,14 @@ impl SettleOnDeath {
         }
     }
 
+    /// The time of the store's clock, as the daemon knew it.
+    fn store_us(&self, at: Boottime) -> i64 {
+        self.offset_us.saturating_add((at.0 / 1000) as i64)
+    }
+
     /// The complete record of the ended run.
     pub(crate) fn ended(&self, end: KnownEnd) -> RunRecord {
-        let us = |m: &Moment| self.offset_us.saturating_add((m.boottime.0 / 1000) as i64);
-        let ms = |m: &Moment| (us(m) / 1000).clamp(0, LAST_MS);
+        let ms = |m: &Moment| (self.store_us(m.boottime) / 1000).clamp(0, LAST_MS);
         let record = self.record.clone();
         let started_at = end.started.as_ref().map(ms);
         let finished_at = Some(ms(&end.ended));
@@ -135,10 +139,10 @@ pub fn main() -> ExitCode {
     let end = handed.end;
     let after = After::of(end.outcome, end.cause, end.started.is_some());
     let next_attempt = on_death.next_attempt(after);
-    let begun = Boottime::now();
-    let (hurry_until, until) = (
-        begun + on_death.patience,
-        begun + on_death.patience(end.outcome),
+    let mut tries = Tries::new(
+        Boottime::now(),
+        on_death.patience,
+        on_death.patience(end.outcome),
     );
     let Some(run) = on_death.record.run_id else {
         return fail("the daemon's instructions have no run id");
@@ -162,7 +166,6 @@ pub fn main() -> ExitCode {
         record,
         next_attempt,
     };
-    let mut pauses = Pauses::from(PAUSE.0);
     loop {
         // Descriptors, processes or memory may be short for a while, and the store's file may be out of reach.
         let tried = tokio::runtime::Builder::new_current_thread()
@@ -181,17 +184,41 @@ pub fn main() -> ExitCode {
             }
             Err(error) => error,
         };
-        let now = Boottime::now();
-        if now >= until {
+        let Some(pause) = tries.after_failure(Boottime::now()) else {
             let outcome = settle.record.outcome;
             return fail(&format!(
                 "run {run}: outcome {outcome} not recorded: {error}"
             ));
+        };
+        std::thread::sleep(pause);
+    }
+}
+
+/// For how long this process tries, and how often.
+struct Tries {
+    hurry_until: Boottime,
+    until: Boottime,
+    pauses: Pauses,
+}
+
+impl Tries {
+    fn new(now: Boottime, hurry: Duration, patience: Duration) -> Self {
+        Self {
+            hurry_until: now + hurry,
+            until: now + patience,
+            pauses: Pauses::from(PAUSE.0),
         }
-        std::thread::sleep(match now >= hurry_until {
-            true => pauses.after_failure(PAUSE.1),
+    }
+
+    /// The pause before the next try; None: give up.
+    fn after_failure(&mut self, now: Boottime) -> Option<Duration> {
+        if now >= self.until {
+            return None;
+        }
+        Some(match now >= self.hurry_until {
+            true => self.pauses.after_failure(PAUSE.1),
             false => PAUSE.0,
-        });
+        })
     }
 }
 
@@ -230,8 +257,7 @@ async fn tell(
     // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
     if on_death.offset_us != 0 {
         let (clock, now) = (StoreClock::default(), Boottime::now());
-        let us = on_death.offset_us.saturating_add((now.0 / 1000) as i64);
-        clock.sample(us, now, now);
+        clock.sample(on_death.store_us(now), now, now);
         store.believe(Arc::new(clock));
     }
     let told = store.settle(settle, &Tail::default()).await;
@@ -276,7 +302,7 @@ fn outlive_terminal_and_service() {
 
 /// If the store does not answer for one lease, the lock lapses.
 fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
-    let until = Boottime::now() + release.patience;
+    let mut tries = Tries::new(Boottime::now(), Duration::ZERO, release.patience);
     loop {
         // If the store's file is gone, the lock is gone too.
         if matches!(&release.store.url, StoreUrl::Sqlite(file) if !file.exists()) {
@@ -298,13 +324,13 @@ fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error,
         };
-        if Boottime::now() >= until {
+        let Some(pause) = tries.after_failure(Boottime::now()) else {
             return fail(&format!(
                 "lock `{}` could not be released: {error}",
                 release.key
             ));
-        }
-        std::thread::sleep(PAUSE.1);
+        };
+        std::thread::sleep(pause);
     }
 }
 
@@ -424,6 +450,16 @@ mod tests {
         }
         let crashed = on_death.patience(Outcome::Crashed);
         assert_eq!(crashed, on_death.patience);
+    }
+
+    #[test]
+    fn who_tries_to_record_an_outcome_hurries_first_and_gives_up_at_last() {
+        let (at, ms) = (|s: u64| Boottime(s * 1_000_000_000), Duration::from_millis);
+        let mut tries = Tries::new(at(10), ms(5_000), ms(9_000));
+        let pauses = [10, 14, 15, 16, 17, 18].map(|now| tries.after_failure(at(now)));
+        let expected = [100, 100, 100, 200, 400, 800].map(|pause| Some(ms(pause)));
+        assert_eq!(pauses, expected);
+        assert_eq!(tries.after_failure(at(19)), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use crate::model::{Boottime, Outcome};
 const SHOW_AFTER: Duration = Duration::from_millis(500);
 const SHOW_EVERY: Duration = Duration::from_millis(300);
 /// A piece that did not arrive in time is halved, down to this.
-pub const SMALLEST_PIECE: usize = 4 << 10;
+const SMALLEST_PIECE: usize = 4 << 10;
 /// A run that was granted in time, but had to wait here until so long after the last moment for a start, is missed.
 const START_LATER_MS: i64 = 1000;
 
@@ -99,8 +99,7 @@ pub struct Hold {
     stop: Option<Stop>,
     show_at: Boottime,
     showing: bool,
-    most: usize,
-    largest: usize,
+    pieces: Pieces,
 }
 
 impl Hold {
@@ -116,8 +115,7 @@ impl Hold {
             stop: None,
             show_at: Boottime(0),
             showing: false,
-            most: largest,
-            largest,
+            pieces: Pieces::new(largest),
         }
     }
 
@@ -190,7 +188,7 @@ impl Hold {
         if !self.showing && v.now >= self.show_at {
             self.showing = true;
             self.show_at = v.now + SHOW_EVERY;
-            return Do::Show(self.most);
+            return Do::Show(self.pieces.most());
         }
         let show_at = match self.showing {
             true => Boottime(u64::MAX),
@@ -307,15 +305,41 @@ impl Hold {
     /// A piece of output was handed in, of so many bytes; None: it did not arrive.
     pub fn shown(&mut self, arrived: Option<usize>, now: Boottime) {
         self.showing = false;
-        let Some(length) = arrived else {
-            self.most = (self.most / 2).max(SMALLEST_PIECE);
-            return;
-        };
         // As long as it might be: there is more.
-        if length >= self.most {
+        if arrived.is_some_and(|length| length >= self.pieces.most()) {
             self.show_at = now;
         }
-        self.most = (self.most * 2).min(self.largest);
+        self.pieces.handed_in(arrived.is_some());
+    }
+}
+
+/// How much output is handed in at a time.
+#[derive(Debug, Clone)]
+pub struct Pieces {
+    most: usize,
+    largest: usize,
+}
+
+impl Pieces {
+    /// At most `largest` bytes.
+    pub fn new(largest: usize) -> Self {
+        Self {
+            most: largest,
+            largest,
+        }
+    }
+
+    /// The most for the next piece.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// A piece was handed in, and arrived or not.
+    pub fn handed_in(&mut self, arrived: bool) {
+        self.most = match arrived {
+            true => (self.most * 2).min(self.largest),
+            false => (self.most / 2).max(SMALLEST_PIECE),
+        };
     }
 }
 

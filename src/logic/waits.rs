@@ -42,13 +42,33 @@ impl Waits {
 
 /// Whether the lateness of such an attempt says anything: that of a trigger counts from when it was claimed, and that
 /// of a later attempt from an instant at which it was not due.
-pub fn counts(attempt: u32, trigger: Trigger) -> bool {
+fn counts(attempt: u32, trigger: Trigger) -> bool {
     attempt == 1 && matches!(trigger, Trigger::Schedule | Trigger::CatchUp)
+}
+
+/// Whether such an attempt has started so late that its longest wait is worth a word.
+pub fn need_a_reason(attempt: u32, trigger: Trigger, lateness_ms: Option<i64>) -> bool {
+    counts(attempt, trigger) && lateness_ms.is_some_and(|ms| ms >= LATE_MS)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_late_start_needs_a_reason() {
+        for (attempt, trigger, lateness, needs) in [
+            (1, Trigger::Schedule, Some(1000), true),
+            (1, Trigger::Schedule, Some(999), false),
+            (1, Trigger::Schedule, None, false),
+            (1, Trigger::CatchUp, Some(1001), true),
+            (1, Trigger::Manual, Some(9000), false),
+            (2, Trigger::Schedule, Some(9000), false),
+        ] {
+            let says = need_a_reason(attempt, trigger, lateness);
+            assert_eq!(says, needs, "{attempt} {trigger:?} {lateness:?}");
+        }
+    }
 
     #[test]
     fn the_longest_wait_is_the_reason() {

@@ -231,7 +231,7 @@ impl Figures {
         if trigger == Trigger::Takeover && lapsed {
             self.takeovers.fetch_add(1, Ordering::Relaxed);
         }
-        if !waits::counts(attempt, trigger) || lateness_ms < waits::LATE_MS {
+        if !waits::need_a_reason(attempt, trigger, Some(lateness_ms)) {
             return;
         }
         let cause = waits.longest().map_or("other", |(wait, _)| wait.as_str());
