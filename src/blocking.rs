@@ -8,10 +8,28 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, mpsc},
     thread,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot};
+
+use crate::clock::Boottime;
+
+/// Pause between two tries of [`within`].
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// Tries until there is a result, for `patience` at most, and at least once. Blocks its thread.
+pub(crate) fn within<T>(patience: Duration, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    let end = Boottime::now() + patience;
+    loop {
+        let result = attempt();
+        if result.is_some() || Boottime::now() >= end {
+            return result;
+        }
+        thread::sleep(AGAIN);
+    }
+}
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -74,6 +92,19 @@ fn serve(queue: &Mutex<mpsc::Receiver<Work>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_tried_again_ends_with_its_result_or_with_patience() {
+        let mut tries = 0;
+        let third = within(Duration::from_secs(3600), || {
+            tries += 1;
+            (tries == 3).then_some(tries)
+        });
+        assert_eq!((third, tries), (Some(3), 3));
+        let begun = Boottime::now();
+        assert_eq!(within(Duration::from_millis(30), || None::<()>), None);
+        assert!(Boottime::now().since(begun) >= Duration::from_millis(30));
+    }
 
     #[tokio::test]
     async fn work_is_done_on_another_thread_in_the_callers_runtime() {

@@ -42,6 +42,10 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::{
+    signal,
+    signalfd::{SfdFlags, SignalFd},
+};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
@@ -75,6 +79,9 @@ pub const ARGUMENT: &str = "__guard";
 /// The hidden first argument with which the guard of a dead daemon executes this binary; see [`HandOver`].
 pub const SETTLE_ARGUMENT: &str = "__settle";
 
+/// A wait that is shorter is exact enough.
+const SHORT: Duration = Duration::from_millis(20);
+
 /// How long, each time, the guard kills new children as they appear.
 const CHASE: Duration = Duration::from_millis(5);
 
@@ -107,7 +114,7 @@ fn run(guard: io::Result<Guard>) -> ! {
 /// The state of the loop between two events.
 struct Guard {
     control: ControlSocket,
-    children: OwnedFd,
+    children: SignalFd,
     timer: OwnedFd,
     daemon: Option<Pid>,
     inherited: Option<Inherited>,
@@ -155,10 +162,8 @@ impl Guard {
         let children = ended_children()?;
         // If somebody has stopped the guard by then, no other process could end the tree.
         rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
-        let timer = rustix::time::timerfd_create(
-            TimerfdClockId::Boottime,
-            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
-        )?;
+        // Nothing reads it: each wait sets it anew.
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
         // SAFETY: descriptor 0 is open (std ensures that) and nothing else in this process uses it.
         let socket = unsafe { OwnedFd::from_raw_fd(0) };
         rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
@@ -229,16 +234,7 @@ impl Guard {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let left = until.map(|until| {
-            let left = until.since(Boottime::now()).max(Duration::from_nanos(1));
-            // The wait is relative, and a little short while time is left, so that it is right even if this process's
-            // clock runs at another rate than the kernel's (in tests it does).
-            if left > Duration::from_millis(20) {
-                left - left / 16
-            } else {
-                left
-            }
-        });
+        let left = until.map(|until| to_wait(until.since(Boottime::now())));
         let value = left.map_or(zero, |left| Timespec {
             tv_sec: left.as_secs().cast_signed(),
             tv_nsec: left.subsec_nanos().into(),
@@ -260,9 +256,8 @@ impl Guard {
             fds.push(PollFd::new(said, PollFlags::IN));
         }
         let _ = poll(&mut fds, None);
-        // Only empties the descriptor: one signal may stand for several ended children.
-        let mut signals = [0; 1024];
-        while rustix::io::read(&self.children, &mut signals).is_ok_and(|n| n > 0) {}
+        // Only empties the descriptor: one signal, and there is never more than one, stands for several ended children.
+        let _ = self.children.read_signal();
     }
 
     /// Whether the daemon is dead or dying. A dying daemon's pipes may be closed already and have ended the command
@@ -273,6 +268,16 @@ impl Guard {
         }
         self.daemon
             .is_some_and(|pid| Proc::read(pid.as_raw_nonzero().get()).is_none_or(|p| p.exiting()))
+    }
+}
+
+/// How long to wait if so much time is left. A little less while that is long, so that the wait is right even if this
+/// process's clock runs at another rate than the kernel's (in tests it does). Never zero, which would be for ever.
+fn to_wait(left: Duration) -> Duration {
+    if left < SHORT {
+        left.max(Duration::from_nanos(1))
+    } else {
+        left - left / 16
     }
 }
 
@@ -410,7 +415,7 @@ impl<'g> GuardedRun<'g> {
                 }
                 self.start = None;
                 self.life.on_started();
-                self.urgent = Urgent::new();
+                self.be_urgent();
                 self.started = Some(self.begun);
                 self.guard.control.report(&Report::Started {
                     pid: self.command.map_or(0, |c| c.as_raw_nonzero().get()),
@@ -659,16 +664,17 @@ impl<'g> GuardedRun<'g> {
             return;
         };
         let now = Boottime::now();
-        let again = kills.on_time(now);
-        if again == Again::Nothing {
-            return;
-        }
+        let report = match kills.on_time(now) {
+            Again::Nothing => return,
+            Again::Kill => false,
+            Again::KillAndReport => true,
+        };
         // Without its daemon it gave the priority up, but after the deadline another host may start the job.
-        if now >= self.life.deadline() && self.urgent.is_none() {
-            self.urgent = Urgent::new();
+        if now >= self.life.deadline() {
+            self.be_urgent();
         }
         self.kill();
-        if again == Again::KillAndReport {
+        if report {
             let members = self.members();
             let pids = members.iter().filter(|p| p.alive()).map(|p| p.pid);
             let pids: Vec<_> = pids.collect();
@@ -679,31 +685,38 @@ impl<'g> GuardedRun<'g> {
         }
     }
 
+    fn be_urgent(&mut self) {
+        if self.urgent.is_none() {
+            self.urgent = Urgent::new();
+        }
+    }
+
     fn kill(&mut self) {
         if let Some(cgroup) = &self.cgroup {
             cgroup.kill();
         }
         // Look for processes even with a cgroup: root may move one out of it.
-        if self.chase() {
+        if self.chase(Boottime::now() + CHASE) {
             kill_pass(|| soon_below(std::process::id().cast_signed()));
         }
     }
 
     /// Kills children as they appear, and reaps them: a process that forks and ends all the time is gone before a look
-    /// into /proc finds it, and its child is then a child of the guard. True: processes may be left for such a look.
-    /// Without children the guard has no descendants, because every orphan becomes its child.
-    fn chase(&mut self) -> bool {
+    /// into /proc finds it, and its child is then a child of the guard. Not for longer than until `end`. True:
+    /// processes may be left for such a look. Without children the guard has no descendants, because every orphan
+    /// becomes its child.
+    fn chase(&mut self, end: Boottime) -> bool {
         // Read the result of a start before reaping its child.
         if self.start.is_some() {
             return true;
         }
-        let end = Boottime::now() + CHASE;
+        let over = || Boottime::now() >= end;
         while kill_children() {
             let mut left = self.reap();
-            while self.more_ended && Boottime::now() < end {
+            while self.more_ended && !over() {
                 left = self.reap();
             }
-            if !left || Boottime::now() >= end {
+            if !left || over() {
                 // Reap zombies first: a walk over too many of them takes too long.
                 return left && !self.more_ended;
             }
@@ -713,23 +726,31 @@ impl<'g> GuardedRun<'g> {
 
     /// All processes of the run, zombies included.
     fn members(&self) -> Vec<Proc> {
-        let mut members = soon_below(std::process::id().cast_signed());
-        for pid in self.cgroup.iter().flat_map(Cgroup::members) {
-            if !members.iter().any(|p| p.pid == pid) {
-                members.extend(Proc::read(pid));
-            }
-        }
-        members
+        let tree = soon_below(std::process::id().cast_signed());
+        joined(tree, self.cgroup.iter().flat_map(Cgroup::members))
     }
 
     /// Asked only when no descendant is left: processes in the cgroup then came from elsewhere, and are killed too.
     fn cgroup_populated(&mut self) -> bool {
         let populated = self.cgroup.as_ref().is_some_and(Cgroup::populated);
-        if populated && self.kills.is_none() {
+        if !populated {
+            return false;
+        }
+        if self.kills.is_none() {
             self.act(Step::Kill);
         }
-        populated
+        true
     }
+}
+
+/// These processes, and those of `pids` that are not among them.
+fn joined(mut processes: Vec<Proc>, pids: impl Iterator<Item = i32>) -> Vec<Proc> {
+    for pid in pids {
+        if !processes.iter().any(|p| p.pid == pid) {
+            processes.extend(Proc::read(pid));
+        }
+    }
+    processes
 }
 
 /// What the guard's children have taken, with the children that they waited for. All of a run's processes are among
@@ -756,9 +777,13 @@ fn taken(all: &libc::rusage) -> Usage {
     }
 }
 
+fn null() -> io::Result<File> {
+    File::options().read(true).write(true).open("/dev/null")
+}
+
 /// Closes the guard's copies of the pipes: from here on end-of-file means that the command's tree is gone.
 fn give_away_output() {
-    let null = File::options().read(true).write(true).open("/dev/null");
+    let null = null();
     for fd in [1, 2] {
         // SAFETY: 1 and 2 belong to this process and nothing here keeps them as owned descriptors.
         unsafe {
@@ -784,7 +809,7 @@ const ERRORS: [i32; 6] = [
 /// frozen cgroup can do so. They are not ignored, because the command would inherit that, and each would have to be
 /// reset.
 fn block_signals() {
-    let errors = ERRORS.iter().fold(0, |set, signal| set | 1 << (signal - 1));
+    let errors: u64 = ERRORS.iter().map(|signal| 1 << (signal - 1)).sum();
     set_blocked(!errors);
 }
 
@@ -817,20 +842,10 @@ fn ignore_signals() {
 }
 
 /// A descriptor that becomes readable when a child ends. SIGCHLD must be blocked.
-fn ended_children() -> io::Result<OwnedFd> {
-    // SAFETY: the set is initialised by sigemptyset before use, all pointers are valid, and the new descriptor is
-    // owned by nobody else.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        libc::sigaddset(&raw mut set, libc::SIGCHLD);
-        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(OwnedFd::from_raw_fd(fd))
-        }
-    }
+fn ended_children() -> io::Result<SignalFd> {
+    // All flags: it is closed on exec, and a read does not wait.
+    let ended = SignalFd::with_flags(&signal::SIGCHLD.into(), SfdFlags::all());
+    ended.map_err(io::Error::from)
 }
 
 /// What to do about an error of the kernel that starts no process, as the end of a message.
@@ -849,7 +864,7 @@ pub(crate) fn hint(error: &io::Error) -> &'static str {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     pub(super) fn spec(user: Option<&str>, program: &str) -> Spec {
@@ -876,7 +891,7 @@ mod tests {
     }
 
     /// Runs the test of this name in a process of its own. False: this is that process.
-    pub(super) fn ran_elsewhere(test: &str) -> bool {
+    pub(crate) fn ran_elsewhere(test: &str) -> bool {
         const ROLE: &str = "SOLOIST_TEST_ALONE";
         if std::env::var_os(ROLE).is_some() {
             return false;
@@ -891,6 +906,77 @@ mod tests {
         true
     }
 
+    /// With the daemon's end of its socket.
+    fn guard() -> (std::os::unix::net::UnixStream, Guard) {
+        let (daemon, socket) = std::os::unix::net::UnixStream::pair().expect("a socket");
+        daemon.set_nonblocking(true).expect("a socket");
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC);
+        let guard = Guard {
+            control: ControlSocket::new(socket.into()).expect("a guard's end"),
+            children: ended_children().expect("a descriptor"),
+            timer: timer.expect("a timer"),
+            daemon: None,
+            inherited: None,
+        };
+        (daemon, guard)
+    }
+
+    /// In another process, because it is killed again what it started, and what it has not the right to kill survives.
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "it ends with this process")]
+    fn what_survives_is_reported_and_after_the_deadline_killed_with_priority() {
+        let name = "what_survives_is_reported_and_after_the_deadline_killed_with_priority";
+        if ran_elsewhere(&format!("guard::tests::{name}")) {
+            return;
+        }
+        let (mut daemon, mut guard) = guard();
+        let may_be_urgent = Urgent::new().is_some();
+        let told = |daemon: &mut std::os::unix::net::UnixStream| {
+            let mut text = String::new();
+            let _ = io::Read::read_to_string(daemon, &mut text);
+            text
+        };
+        let past = Boottime(1);
+        for (deadline, urgent) in [
+            (past, may_be_urgent),
+            (Boottime::now() + Duration::from_secs(3600), false),
+        ] {
+            let mut run = GuardedRun::new(&mut guard, spec(None, "sleep"));
+            run.life = Life::new(past, deadline, None, Duration::ZERO, Duration::ZERO);
+            run.kills = Some(Kills::begin(past, Duration::ZERO));
+            run.kill_again_if_due();
+            assert_eq!(run.urgent.is_some(), urgent);
+            assert_eq!(told(&mut daemon), "", "nobody is there");
+        }
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: only root has what it may not kill as another user");
+        }
+        let mut cat = std::process::Command::new("cat");
+        let cat = cat.stdin(std::process::Stdio::piped()).spawn();
+        let cat = cat.expect("a child");
+        nix::unistd::setuid(54_321.into()).expect("another user");
+        let mut run = GuardedRun::new(&mut guard, spec(None, "sleep"));
+        assert!(run.chase(past), "it is left");
+        for (budget, reported) in [(Duration::from_secs(3600), false), (Duration::ZERO, true)] {
+            let begun = Boottime::now();
+            run.kills = Some(Kills::begin(begun, budget));
+            while Boottime::now() < begun + Duration::from_millis(3) {}
+            run.kill_again_if_due();
+            let stuck = format!("{{\"stuck\":{{\"pids\":[{}]}}}}\n", cat.id());
+            let said = if reported { &*stuck } else { "" };
+            assert_eq!(told(&mut daemon), said);
+        }
+    }
+
+    #[test]
+    fn a_process_is_counted_once() {
+        let me = Proc::read(std::process::id().cast_signed()).expect("us");
+        let (this, parent) = (me.pid, me.parent);
+        let all = joined(vec![me], [this, parent, parent].into_iter());
+        let pids: Vec<i32> = all.iter().map(|p| p.pid).collect();
+        assert_eq!(pids, [this, parent]);
+    }
+
     /// In another process, because whatever children it has are killed.
     #[test]
     #[expect(clippy::zombie_processes, reason = "the guard reaps them")]
@@ -899,29 +985,32 @@ mod tests {
         if ran_elsewhere(&format!("guard::tests::{name}")) {
             return;
         }
-        if !kill_children() {
+        if !std::fs::exists("/proc/thread-self/children").expect("an answer") {
             return eprintln!("skipped: this kernel lists no children");
         }
-        let (_daemon, socket) = std::os::unix::net::UnixStream::pair().expect("a socket");
-        let mut guard = Guard {
-            control: ControlSocket::new(socket.into()).expect("a guard's end"),
-            children: ended_children().expect("a descriptor"),
-            timer: rustix::time::timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)
-                .expect("a timer"),
-            daemon: None,
-            inherited: None,
-        };
+        let (_daemon, mut guard) = guard();
         let mut run = GuardedRun::new(&mut guard, spec(None, "sleep"));
         for _ in 0..2 {
             let mut sleeps = std::process::Command::new("sleep");
             sleeps.arg("100").spawn().expect("a child");
         }
-        let end = Boottime::now() + Duration::from_secs(50);
-        while run.chase() {
-            assert!(Boottime::now() < end, "they are left to a walk");
-        }
+        let left = run.chase(Boottime::now() + Duration::from_secs(3600));
+        assert!(!left, "they are left to a walk");
         let none = rustix::process::wait(WaitOptions::NOHANG);
         assert!(matches!(none, Err(Errno::CHILD)), "{none:?}");
+    }
+
+    #[test]
+    fn a_wait_is_never_for_ever_and_a_long_one_ends_a_little_early() {
+        let ms = Duration::from_millis;
+        for (left, wait) in [
+            (Duration::ZERO, Duration::from_nanos(1)),
+            (ms(19), ms(19)),
+            (ms(20), Duration::from_micros(18_750)),
+            (ms(1600), ms(1500)),
+        ] {
+            assert_eq!(to_wait(left), wait);
+        }
     }
 
     #[test]

@@ -48,7 +48,7 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
-    logic::guard_life::{Cause, Stop},
+    logic::guard_life::{Cause, Overdue, Stop},
     model::{JobName, Marks, Outcome, RunId, Usage},
     recording::{Line, Recorder},
 };
@@ -56,9 +56,6 @@ use crate::{
 /// How long the runner reads the pipes after the tree is gone. Only a process outside the tree that got a descriptor
 /// can keep them open.
 const DRAIN: Duration = Duration::from_millis(500);
-
-/// Pause before killing an orphaned tree again: the first, and the longest.
-const ORPHANS_AGAIN: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(256));
 
 /// How long a sweep tries to empty one cgroup.
 const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
@@ -401,11 +398,13 @@ impl Runner {
             tail: tail.clone(),
             state,
             pending: first_line,
-            deadline: spec.deadline,
-            due: spec
-                .timeout
-                .map(|timeout| Boottime::now() + timeout + spec.grace + spec.kill_budget),
-            grace: spec.grace,
+            overdue: Overdue::new(
+                Boottime::now(),
+                spec.deadline,
+                spec.timeout,
+                spec.grace,
+                spec.kill_budget,
+            ),
             kill_budget: spec.kill_budget,
             recorder: self.recorder.clone(),
             sole: self.sole,
@@ -692,6 +691,35 @@ impl Running {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In another process, whose children are all of the command.
+    #[cfg(feature = "notify")]
+    #[tokio::test]
+    async fn a_plain_command_has_its_input_and_ends_with_all_that_it_started() {
+        let name = "a_plain_command_has_its_input_and_ends_with_all_that_it_started";
+        if guard::tests::ran_elsewhere(&format!("runner::tests::{name}")) {
+            return;
+        }
+        let run = async |script: &str, input: &[u8], limit| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", script]);
+            let (status, said) = plain(command, input, limit).await.expect("it starts");
+            let said = String::from_utf8(said).expect("text");
+            (status.map(|status| status.code()), said)
+        };
+        let hour = Duration::from_secs(3600);
+        let (code, said) = run("read x; echo \"got $x\" >&2; exit 3", b"it\n", hour).await;
+        assert_eq!((code, &*said), (Some(Some(3)), "got it\n"));
+        let (code, said) = run("seq 9999 >&2", b"", hour).await;
+        assert_eq!((code, said.len()), (Some(Some(0)), SAID_MOST));
+        assert!(said.ends_with("9998\n9999\n"));
+        let (code, said) = run("sleep 100 2> /dev/null & echo $! >&2", b"", hour).await;
+        assert_eq!(code, Some(Some(0)));
+        let left = said.trim().parse().expect("a pid");
+        assert!(!Proc::read(left).is_some_and(|p| p.alive()));
+        let (code, _) = run("exec sleep 100", b"", Duration::from_millis(50)).await;
+        assert_eq!(code, None);
+    }
 
     /// They are known by their command line, and by who runs them.
     #[test]

@@ -15,7 +15,7 @@ use std::{
 use rustix::process::Signal;
 
 use super::tree::{Proc, process_of_thread};
-use crate::clock::Boottime;
+use crate::blocking;
 
 const PREFIX: &str = "soloist-";
 
@@ -152,16 +152,12 @@ fn directories(path: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Locks it (shared), to show other processes that the owner is alive. False: another process has the lock.
 fn lock_shared(directory: &File) -> bool {
-    let end = Boottime::now() + LOCK_PATIENCE;
-    loop {
-        match directory.try_lock_shared() {
-            Ok(()) => return true,
-            Err(TryLockError::WouldBlock) if Boottime::now() < end => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            Err(_) => return false,
-        }
-    }
+    let locked = blocking::within(LOCK_PATIENCE, || match directory.try_lock_shared() {
+        Ok(()) => Some(true),
+        Err(TryLockError::WouldBlock) => None,
+        Err(_) => Some(false),
+    });
+    locked == Some(true)
 }
 
 /// The cgroup of `run_id`, if its guard runs in this process's cgroup and made one.

@@ -274,3 +274,49 @@ impl HandOver {
         Ok(file)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_of_the_store_are_told_from_those_of_a_run() {
+        for (name, of_store) in [
+            ("SOLOIST_STORE", true),
+            ("SOLOIST_STORE_URL", true),
+            ("SOLOIST_JOB", false),
+            ("STORE", false),
+        ] {
+            assert_eq!(is_of_store(name.as_ref()), of_store, "{name}");
+        }
+    }
+
+    #[test]
+    fn neither_variables_nor_instructions_are_shown() {
+        let mut spec = super::super::tests::spec(None, "true");
+        spec.env = vec![("TOKEN".to_owned(), "hunter2".to_owned())];
+        let hand_over = HandOver {
+            settle: "hunter2".into(),
+            end: KnownEnd {
+                outcome: Outcome::Failed,
+                cause: None,
+                exit_code: Some(77),
+                signal: None,
+                error: None,
+                started: None,
+                ended: Moment::now(),
+                usage: Usage::default(),
+            },
+        };
+        let run = spec.run_id.to_string();
+        for (shown, with) in [
+            (format!("{spec:?}"), &*run),
+            (format!("{hand_over:?}"), "77"),
+        ] {
+            assert!(
+                shown.contains(with) && !shown.contains("hunter2"),
+                "{shown}"
+            );
+        }
+    }
+}

@@ -43,7 +43,10 @@ pub(super) fn own_keyring() -> io::Result<()> {
     if key >= 0 {
         return Ok(());
     }
-    let error = io::Error::last_os_error();
+    unless_there_are_no_keys(io::Error::last_os_error())
+}
+
+fn unless_there_are_no_keys(error: io::Error) -> io::Result<()> {
     match error.raw_os_error() {
         // The kernel has no keys, or the container may not use them, so the command cannot reach any.
         Some(libc::ENOSYS | libc::EPERM | libc::EACCES) => Ok(()),
@@ -90,4 +93,23 @@ pub(super) fn keep_to_ourselves() -> io::Result<()> {
             ..sets
         },
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_keyring_is_not_needed_where_there_are_no_keys() {
+        for (errno, fine) in [
+            (libc::ENOSYS, true),
+            (libc::EPERM, true),
+            (libc::EACCES, true),
+            (libc::EDQUOT, false),
+            (libc::ENOMEM, false),
+        ] {
+            let judged = unless_there_are_no_keys(io::Error::from_raw_os_error(errno));
+            assert_eq!(judged.is_ok(), fine, "{errno}");
+        }
+    }
 }

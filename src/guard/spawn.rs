@@ -18,7 +18,6 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags},
     pipe::{PipeFlags, pipe_with},
     process::{Pid, Signal},
 };
@@ -120,7 +119,7 @@ enum Stage {
     Exec,
 }
 
-/// The memory that guard and child share during the start.
+/// The memory that guard and child share during the start. It stays mapped: a guard has one start.
 struct Shared(std::ptr::NonNull<Page>);
 
 struct Page {
@@ -156,7 +155,7 @@ impl Shared {
     }
 
     fn page(&self) -> &Page {
-        // SAFETY: mapped as long as this exists, page-aligned, and changed through atomics only.
+        // SAFETY: mapped for ever, page-aligned, and changed through atomics only.
         unsafe { self.0.as_ref() }
     }
 
@@ -166,13 +165,6 @@ impl Shared {
 
     fn note_in_cgroup(&self) {
         self.page().in_cgroup.store(true, Ordering::Relaxed);
-    }
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length, and not used any more.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), std::mem::size_of::<Page>()) };
     }
 }
 
@@ -196,8 +188,8 @@ pub(super) fn start(
     cgroup: Option<&Cgroup>,
     inherited: Option<&Inherited>,
 ) -> Result<Start, Failed> {
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| format!("cannot open /dev/null: {e}"))?;
+    let null = super::null().map_err(|e| format!("cannot open /dev/null: {e}"))?;
+    let null = OwnedFd::from(null);
     let (ours, theirs) =
         pipe_with(PipeFlags::CLOEXEC).map_err(|e| format!("cannot start a process (pipe): {e}"))?;
     rustix::io::ioctl_fionbio(&ours, true)
@@ -219,7 +211,7 @@ pub(super) fn start(
         child.run();
     }
     let error = io::Error::last_os_error();
-    match (pid > 0).then(|| Pid::from_raw(pid)).flatten() {
+    match Pid::from_raw(pid.max(0)) {
         Some(pid) => Ok(Start {
             pid,
             report: ours.into(),

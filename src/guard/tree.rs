@@ -132,12 +132,12 @@ const MOST: usize = 4096;
 /// host with thousands of processes that is faster by far. What forks or ends meanwhile may be missing, and more than
 /// in a walk: to find nothing proves nothing.
 pub(crate) fn soon_below(root: i32) -> Vec<Proc> {
-    listed_below(root).unwrap_or_else(|| below(root))
+    listed_below(root, MOST).unwrap_or_else(|| below(root))
 }
 
 /// The descendants of `root` that the kernel lists as children of their parents' threads; None: it lists none, or there
-/// are too many.
-fn listed_below(root: i32) -> Option<Vec<Proc>> {
+/// are more than `most`.
+fn listed_below(root: i32, most: usize) -> Option<Vec<Proc>> {
     std::fs::read_to_string("/proc/thread-self/children").ok()?;
     let (mut tree, mut parents) = (Vec::new(), vec![root]);
     while let Some(parent) = parents.pop() {
@@ -154,7 +154,7 @@ fn listed_below(root: i32) -> Option<Vec<Proc>> {
                 tree.push(child);
             }
         }
-        if tree.len() > MOST {
+        if tree.len() > most {
             return None;
         }
     }
@@ -238,10 +238,35 @@ mod tests {
 
     #[test]
     fn a_zombie_with_threads_is_alive() {
-        for (state, threads, alive) in [("S", 1, true), ("Z", 1, false), ("Z", 3, true)] {
+        for (state, threads, alive, headless) in [
+            ("S", 1, true, false),
+            ("S", 3, true, false),
+            ("Z", 1, false, false),
+            ("Z", 3, true, true),
+        ] {
             let stat = format!("42 (a) {state} 1 7 8 9 0 0 1 0 0 0 2 3 0 0 20 0 {threads} 0 5 1 1");
             let process = Proc::parse(stat.as_bytes()).expect("a process");
-            assert_eq!(process.alive(), alive, "{stat}");
+            assert_eq!(
+                (process.alive(), process.headless()),
+                (alive, headless),
+                "{stat}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kernel_says_who_exits_and_who_executed_nothing_yet() {
+        for (flags, state, exiting, executed) in [
+            (0, "S", false, true),
+            (EXITING, "S", true, true),
+            (NOT_EXECUTED, "R", false, false),
+            (NOT_EXECUTED | EXITING, "Z", true, false),
+            (0, "Z", true, true),
+        ] {
+            let stat = format!("42 (a) {state} 1 7 8 9 0 {flags} 1 0 0 0 2 3 0 0 20 0 1 0 5 1 1");
+            let process = Proc::parse(stat.as_bytes()).expect("a process");
+            let says = (process.exiting(), process.executed());
+            assert_eq!(says, (exiting, executed), "{stat}");
         }
     }
 
@@ -298,6 +323,11 @@ mod tests {
         let all = listed(shell.parent);
         assert!(all.contains(&shell.key()) && all.iter().any(|(pid, _)| *pid == sleeper));
         assert_eq!(listed(shell.pid), keys(below(shell.pid)));
+        let lists = std::fs::exists("/proc/thread-self/children").expect("an answer");
+        for (most, found) in [(0, None), (1, Some(1)), (2, Some(1))] {
+            let found = found.filter(|_| lists);
+            assert_eq!(listed_below(shell.pid, most).map(|l| l.len()), found);
+        }
         for pid in [shell.pid, sleeper] {
             Proc::read(pid).expect("it").signal(Signal::KILL);
         }

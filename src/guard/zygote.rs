@@ -104,14 +104,13 @@ fn serve(socket: OwnedFd, title: &Title) -> io::Result<Option<io::Result<Guard>>
     }
 }
 
-/// The next request. None: the daemon is gone.
+/// The next request; nothing, if the daemon is gone. None: it is gone, and has not read every reply.
 fn receive(socket: &OwnedFd, words: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(words)];
         let length = match recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(message) if message.bytes == 0 => return Ok(None),
             Ok(message) => message.bytes,
             Err(Errno::INTR) => continue,
             Err(Errno::CONNRESET) => return Ok(None),
@@ -174,9 +173,7 @@ impl Title {
         let mut fields = rest.split_ascii_whitespace().skip(45);
         let begin: usize = fields.next()?.parse().ok()?;
         let end: usize = fields.next()?.parse().ok()?;
-        let length = end
-            .checked_sub(begin)
-            .filter(|length| begin > 0 && *length >= LONGEST)?;
+        let length = end.checked_sub(begin).filter(|l| *l >= LONGEST)?;
         Some(Self {
             begin: std::ptr::with_exposed_provenance_mut(begin),
             length,

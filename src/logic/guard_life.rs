@@ -318,9 +318,82 @@ impl Kills {
     }
 }
 
+/// When a guard should have ended its tree, as far as its daemon knows.
+#[derive(Debug, Clone)]
+pub struct Overdue {
+    /// The newest that the guard was told.
+    deadline: Boottime,
+    /// Because of the timeout or on request.
+    due: Option<Boottime>,
+    grace: Duration,
+    kill_budget: Duration,
+}
+
+impl Overdue {
+    /// As [`Life::new`].
+    pub fn new(
+        now: Boottime,
+        deadline: Boottime,
+        timeout: Option<Duration>,
+        grace: Duration,
+        kill_budget: Duration,
+    ) -> Self {
+        Self {
+            deadline,
+            due: timeout.map(|timeout| now + timeout + grace + kill_budget),
+            grace,
+            kill_budget,
+        }
+    }
+
+    /// The guard is told this deadline.
+    pub fn on_renewal(&mut self, deadline: Boottime) {
+        self.deadline = self.deadline.max(deadline);
+    }
+
+    /// The guard is told to stop the command; `grace` None means the job's.
+    pub fn on_stop(&mut self, now: Boottime, grace: Option<Duration>) {
+        let due = now + grace.unwrap_or(self.grace) + self.kill_budget;
+        self.due = Some(self.due.map_or(due, |before| before.min(due)));
+    }
+
+    /// From when on a tree that is not gone shows that its guard does nothing.
+    pub fn at(&self) -> Boottime {
+        // Half of the kill budget is the command's grace, the other half is for the steps after it.
+        let at = self.deadline + self.kill_budget * 5 / 8;
+        self.due.map_or(at, |due| due.min(at))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_guard_is_overdue_when_it_should_have_ended_its_tree() {
+        let new = |timeout: Option<u64>| {
+            Overdue::new(at(0), at(10_000), timeout.map(ms), ms(400), ms(800))
+        };
+        let mut run = new(None);
+        assert_eq!(run.at(), at(10_500));
+        run.on_renewal(at(20_000));
+        run.on_renewal(at(15_000));
+        assert_eq!(run.at(), at(20_500));
+        // With the job's grace, a longer one and a shorter one.
+        for (now, grace, due) in [
+            (1000, None, 2200),
+            (1000, Some(900), 2200),
+            (1000, Some(100), 1900),
+        ] {
+            run.on_stop(at(now), grace.map(ms));
+            assert_eq!(run.at(), at(due), "{grace:?}");
+        }
+        let mut timed = new(Some(3000));
+        assert_eq!(timed.at(), at(4200));
+        timed.on_stop(at(3500), None);
+        assert_eq!(timed.at(), at(4200));
+        assert_eq!(new(Some(60_000)).at(), at(10_500));
+    }
 
     #[test]
     fn what_does_not_die_is_killed_again_and_reported_once_its_kill_budget_is_over() {

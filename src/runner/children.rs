@@ -368,6 +368,43 @@ mod tests {
         sleeps
     }
 
+    /// In another process, which has no other children.
+    #[tokio::test]
+    #[expect(clippy::zombie_processes, reason = "it is reaped by its number")]
+    async fn who_has_ended_is_seen_and_reaped_unless_somebody_waits_for_it() {
+        let name = "who_has_ended_is_seen_and_reaped_unless_somebody_waits_for_it";
+        if crate::guard::tests::ran_elsewhere(&format!("runner::children::tests::{name}")) {
+            return;
+        }
+        assert!(childless() && first_ended().is_none());
+        let ended = || {
+            let end = crate::clock::Boottime::now() + Duration::from_secs(60);
+            while first_ended().is_none() {
+                assert!(crate::clock::Boottime::now() < end, "it is not seen");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            first_ended()
+        };
+        let child = waiting();
+        let pid = child.id().cast_signed();
+        assert!(!childless() && first_ended().is_none());
+        assert!(matches!(reap_some(), Reaped::Nobody));
+        drop(child.stdin);
+        assert_eq!(ended(), Some(pid));
+        assert!(!childless(), "it was only looked at");
+        let starting = STARTING.lock();
+        assert!(matches!(reap_some(), Reaped::Hidden));
+        drop(starting);
+        assert!(matches!(reap_some(), Reaped::Nobody));
+        assert!(childless() && first_ended().is_none());
+
+        let mut known = OwnChild::spawn(std::process::Command::new("true")).expect("a child");
+        assert_eq!(ended(), known.listed);
+        assert!(matches!(reap_some(), Reaped::Hidden));
+        assert!(known.wait().await.expect("a status").success());
+        assert!(childless());
+    }
+
     /// Only what has ended is reaped, and only what nobody else waits for.
     #[test]
     #[expect(clippy::zombie_processes, reason = "it is reaped by its number")]

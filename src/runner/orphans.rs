@@ -2,9 +2,9 @@
 
 use std::{cell::RefCell, collections::HashSet, path::PathBuf};
 
-use super::{ORPHANS_AGAIN, SWEEP_PATIENCE, children::reap};
+use super::{SWEEP_PATIENCE, children::reap};
 use crate::{
-    clock::Boottime,
+    blocking,
     guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass, soon_below},
 };
 
@@ -54,11 +54,13 @@ impl Orphans {
     /// Kills all processes of the tree, for so long at most, and reaps none. Blocks for milliseconds.
     #[cfg(feature = "notify")]
     pub(super) fn kill(&self, patience: std::time::Duration) {
-        let end = Boottime::now() + patience;
-        while self.members().iter().any(Proc::alive) && Boottime::now() < end {
-            kill_pass(|| self.members());
-            std::thread::sleep(ORPHANS_AGAIN.0);
-        }
+        blocking::within(patience, || {
+            let alive = self.members().iter().any(Proc::alive);
+            if alive {
+                kill_pass(|| self.members());
+            }
+            (!alive).then_some(())
+        });
     }
 
     pub(super) fn members(&self) -> Vec<Proc> {
@@ -146,11 +148,10 @@ fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
 }
 
 pub(super) fn end_cgroup(cgroup: &Cgroup) {
-    let end = Boottime::now() + SWEEP_PATIENCE;
-    while cgroup.populated() && Boottime::now() < end {
+    blocking::within(SWEEP_PATIENCE, || {
         cgroup.kill();
-        std::thread::sleep(ORPHANS_AGAIN.0);
-    }
+        (!cgroup.populated()).then_some(())
+    });
     cgroup.remove();
 }
 
@@ -159,6 +160,7 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
+    use crate::clock::Boottime;
 
     /// A process that ends when its stdin is closed, with these arguments and this variable.
     fn waiting(args: &[&str], variable: (&str, &str)) -> (std::process::Child, Proc) {

@@ -135,6 +135,13 @@ impl Lines {
         }
     }
 
+    /// The stream has ended, perhaps in the middle of a line.
+    fn end(&mut self, mut log: impl FnMut(&str)) {
+        if !self.line.is_empty() {
+            self.flush(&mut log);
+        }
+    }
+
     fn flush(&mut self, log: &mut impl FnMut(&str)) {
         let text = String::from_utf8_lossy(&self.line);
         let text = text.strip_suffix('\r').unwrap_or(&text);
@@ -204,9 +211,7 @@ pub(super) async fn drain<A, B>(
             0 => stdout = None,
             _ => stderr = None,
         }
-        if !lines[from].line.is_empty() {
-            lines[from].flush(&mut |line: &str| log_line(from, line));
-        }
+        lines[from].end(|line| log_line(from, line));
     }
 }
 
@@ -272,6 +277,29 @@ mod tests {
             "out 1\nerr 1\nerr 2\nout 2\nerr 3\nerr 4\nout 3\nerr 5\n"
         );
         assert_eq!(tail.stderr().to_text(), "6-18 24-36 42-48");
+    }
+
+    #[tokio::test]
+    async fn what_comes_after_the_end_of_the_other_is_read_too() {
+        use tokio::io::{AsyncWriteExt as _, empty};
+        for late_is_stdout in [false, true] {
+            let (tail, (mut late, pipe)) = (Tail::new(100), tokio::io::duplex(100));
+            let writing = async {
+                for _ in 0..10 {
+                    tokio::task::yield_now().await;
+                }
+                late.write_all(b"late").await.expect("room");
+                drop(late);
+            };
+            let reading = async {
+                match late_is_stdout {
+                    true => drain(Some(pipe), Some(empty()), &tail, false, "j", "r").await,
+                    false => drain(Some(empty()), Some(pipe), &tail, false, "j", "r").await,
+                }
+            };
+            tokio::join!(reading, writing);
+            assert_eq!(tail.since(0).bytes, b"late");
+        }
     }
 
     #[tokio::test]
@@ -358,12 +386,15 @@ mod tests {
             lines.push(&[b'x'; 1000], &mut log);
         }
         lines.push(b"rest\nlast", &mut log);
-        lines.flush(&mut log);
+        lines.end(&mut log);
+        lines.end(&mut log);
+        lines.push(&[b'y'; LONGEST_LOG_LINE], &mut log);
+        lines.push(b"\n", &mut log);
         assert_eq!(logged[..4], ["one", "two", "", "\u{fffd}\u{fffd}!"]);
         assert_eq!(
             logged[4],
             format!("{} [line cut here]", "x".repeat(LONGEST_LOG_LINE))
         );
-        assert_eq!(logged[5..], ["last"]);
+        assert_eq!(logged[5..], ["last", &"y".repeat(LONGEST_LOG_LINE)]);
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    DRAIN, ORPHANS_AGAIN, Order, RunEnd, State, Tail,
+    DRAIN, Order, RunEnd, State, Tail,
     children::{OwnChild, childless},
     orphans::Orphans,
 };
@@ -18,13 +18,13 @@ use crate::{
     blocking,
     clock::Boottime,
     guard::{Control, EXEC_ID, Moment, Proc, Report},
-    logic::{
-        backoff::Pauses,
-        guard_life::{Cause, outcome},
-    },
+    logic::guard_life::{Again, Cause, Kills, Overdue, outcome},
     model::{JobName, RunId, Usage},
     recording::{Line, Recorder},
 };
+
+/// Pause between two looks at a guard that should have ended its tree.
+const CHECK_AGAIN: Duration = Duration::from_millis(32);
 
 /// The task behind a [`Running`].
 pub(super) struct Supervisor {
@@ -38,11 +38,7 @@ pub(super) struct Supervisor {
     pub(super) state: watch::Sender<State>,
     /// Lines that the socket has not accepted yet.
     pub(super) pending: Vec<u8>,
-    /// The newest deadline that the guard was told.
-    pub(super) deadline: Boottime,
-    /// The time by which the guard should have ended the tree, because of the timeout or on request.
-    pub(super) due: Option<Boottime>,
-    pub(super) grace: Duration,
+    pub(super) overdue: Overdue,
     pub(super) kill_budget: Duration,
     pub(super) recorder: Option<Arc<Recorder>>,
     /// See [`super::Runner::for_one_run`].
@@ -86,15 +82,9 @@ impl Supervisor {
             if dropped && self.pending.is_empty() {
                 let _ = to_guard.shutdown().await;
             }
-            // Half of the kill budget is the command's grace, the other half is for the steps after it.
-            let at = self.deadline + self.kill_budget * 5 / 8;
-            let overdue = self
-                .due
-                .map_or(at, |due| due.min(at))
-                .since(Boottime::now())
-                .max(ORPHANS_AGAIN.1 / 8);
+            let wait = self.overdue.at().since(Boottime::now()).max(CHECK_AGAIN);
             tokio::select! {
-                () = tokio::time::sleep(overdue) => self.check_on_guard(),
+                () = tokio::time::sleep(wait) => self.check_on_guard(),
                 line = reports.next_line() => match line {
                     Ok(Some(line)) => self.on_report(&line, &mut reported),
                     Ok(None) | Err(_) => break,
@@ -151,12 +141,8 @@ impl Supervisor {
         let control = match order {
             Order::Tell(control) => {
                 match control {
-                    Control::Deadline(deadline) => self.deadline = self.deadline.max(deadline),
-                    Control::Stop { grace, .. } => {
-                        let grace = grace.unwrap_or(self.grace);
-                        let due = Boottime::now() + grace + self.kill_budget;
-                        self.due = Some(self.due.map_or(due, |before| before.min(due)));
-                    }
+                    Control::Deadline(deadline) => self.overdue.on_renewal(deadline),
+                    Control::Stop { grace, .. } => self.overdue.on_stop(Boottime::now(), grace),
                     Control::Signal(_) | Control::Settled => {}
                 }
                 control
@@ -249,8 +235,7 @@ impl Supervisor {
             orphans.group = Some(rustix::process::getpgrp().as_raw_nonzero().get());
         }
         orphans.sole = self.sole;
-        let mut pauses = Pauses::from(ORPHANS_AGAIN.0);
-        let mut said = false;
+        let mut kills = Kills::begin(Boottime::now(), self.kill_budget);
         // Without limit, like the guard: a run is not over, and must not be settled, before its tree is gone.
         loop {
             let (back, left) = blocking::run(move || {
@@ -263,11 +248,10 @@ impl Supervisor {
                 break;
             }
             orphans = back;
-            let pause = pauses.after_failure(ORPHANS_AGAIN.1);
-            if pause == ORPHANS_AGAIN.1 && !std::mem::replace(&mut said, true) {
+            if kills.on_time(Boottime::now()) == Again::KillAndReport {
                 self.warn_of_survivors(&left);
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(kills.again_at().since(Boottime::now())).await;
         }
         let at = Moment::now();
         // The guard's earlier reports about the command itself stay valid.

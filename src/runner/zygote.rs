@@ -181,7 +181,7 @@ impl Zygote {
             };
             match poll(&mut fds, Some(&timeout)) {
                 Ok(1..) => return Ok(()),
-                Err(Errno::INTR) if !left.is_zero() => {}
+                Err(Errno::INTR) => {}
                 _ => return Err(Failed::Zygote),
             }
         }
@@ -235,7 +235,9 @@ mod tests {
             }
             0
         });
+        let begun = Boottime::now();
         assert!(matches!(zygote.wait(), Err(Failed::Zygote)));
+        assert!(Boottime::now().since(begun) >= PATIENCE);
         drop(over);
         let signals = signals.join().expect("it ends");
         assert!(signals > 0);
@@ -307,6 +309,17 @@ mod tests {
         says(&theirs, -libc::EAGAIN);
         let refused = ask();
         assert!(matches!(refused, Err(Failed::Guard(e)) if e.raw_os_error() == Some(libc::EAGAIN)));
+        // One that reads nothing takes no more some time.
+        let mut taken = 0;
+        loop {
+            says(&theirs, 42);
+            match ask() {
+                Ok(42) => taken += 1,
+                refused => break assert!(matches!(refused, Err(Failed::Zygote))),
+            }
+            assert!(taken < 1_000_000);
+        }
+        assert!(taken > 0);
         drop(theirs);
         assert!(matches!(ask(), Err(Failed::Zygote)));
     }

@@ -1158,6 +1158,28 @@ fn an_outcome_of_a_run_without_a_guard_is_left_to_a_process_of_its_own() {
     assert_eq!(handed.settle, hand_over.settle);
 }
 
+#[test]
+fn what_is_no_hand_over_is_refused_with_the_reason() {
+    for (handed, said) in [
+        ("{", "cannot read the guard's hand-over"),
+        (
+            r#"{"settle":7,"end":{"outcome":"failed","exit_code":1,"signal":null,"error":null,"started":null,
+                "ended":{"wall_us":1,"boottime":1}}}"#,
+            "cannot read the daemon's instructions",
+        ),
+    ] {
+        let mut file = tempfile::tempfile().expect("a file");
+        file.write_all(handed.as_bytes()).expect("written");
+        std::io::Seek::rewind(&mut file).expect("rewound");
+        let mut command = Command::new(EXE);
+        let settle = command.arg(guard::SETTLE_ARGUMENT).stdin(file).output();
+        let settle = settle.expect("a process");
+        let text = String::from_utf8_lossy(&settle.stderr);
+        assert!(text.contains(said), "{text}");
+        assert_eq!(settle.status.code(), Some(70));
+    }
+}
+
 /// A signal to all that a stopped daemon left behind, or to its group in a terminal, does not end it.
 #[test]
 fn who_keeps_trying_to_record_an_outcome_outlives_service_and_terminal() {
@@ -1414,6 +1436,31 @@ async fn a_zygote_that_dies_before_it_answers_has_forked_in_vain() {
         });
         cancel(running).await;
     }
+}
+
+#[test]
+fn a_zygote_refuses_what_is_no_request() {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    let kind = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+    let pair = socketpair(AddressFamily::UNIX, kind.0, kind.1, None);
+    let (ours, theirs) = pair.expect("a socket pair");
+    let mut zygote = Command::new(EXE)
+        .args([guard::ZYGOTE_ARGUMENT, &"-".repeat(500)])
+        .stdin(theirs)
+        .spawn()
+        .expect("a zygote");
+    let mut ours = fs::File::from(ours);
+    let says = |mut socket: &fs::File| {
+        let mut reply = [0; 4];
+        socket.read_exact(&mut reply).expect("a reply");
+        i32::from_ne_bytes(reply)
+    };
+    assert_eq!(says(&ours), 0, "it is ready");
+    // Without descriptors.
+    ours.write_all(b"soloist\0").expect("it listens");
+    assert_eq!(says(&ours), -libc::EBADF);
+    drop(ours);
+    assert!(zygote.wait().expect("it ends").success());
 }
 
 #[test]
