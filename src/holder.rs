@@ -785,19 +785,23 @@ impl Holder {
     }
 }
 
+/// The log need not warn of it.
+fn is_as_wished(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::Succeeded | Outcome::Cancelled | Outcome::Replaced
+    )
+}
+
 fn log_end(r: &RunRecord) {
     let (job, occurrence, outcome) = (&r.job, &r.occurrence, r.outcome);
     let duration_ms = r.duration_ms.unwrap_or(0);
     let error = r.error.as_deref();
-    match outcome {
-        Outcome::Succeeded => info!(%job, %occurrence, %outcome, duration_ms, "ended"),
-        Outcome::Cancelled | Outcome::Replaced => {
-            info!(%job, %occurrence, %outcome, duration_ms, error, "ended")
-        }
-        _ => {
-            let (exit_code, signal) = (r.exit_code, r.signal);
-            warn!(%job, %occurrence, %outcome, exit_code, signal, duration_ms, error, "ended");
-        }
+    if is_as_wished(outcome) {
+        info!(%job, %occurrence, %outcome, duration_ms, error, "ended");
+    } else {
+        let (exit_code, signal) = (r.exit_code, r.signal);
+        warn!(%job, %occurrence, %outcome, exit_code, signal, duration_ms, error, "ended");
     }
     debug!(record = ?r, "settling");
 }
@@ -881,6 +885,20 @@ mod tests {
         (end.output_tail, end.output_bytes) = (b"cdefg".to_vec(), 7);
         for (from, rest) in [(0, "cdefg"), (2, "cdefg"), (4, "efg"), (7, ""), (9, "")] {
             assert_eq!(kept_from(&end, from), rest.as_bytes(), "{from}");
+        }
+    }
+
+    #[test]
+    fn the_log_warns_of_what_nobody_wished() {
+        for (outcome, wished) in [
+            (Outcome::Succeeded, true),
+            (Outcome::Cancelled, true),
+            (Outcome::Replaced, true),
+            (Outcome::Failed, false),
+            (Outcome::Missed, false),
+            (Outcome::LeaseLost, false),
+        ] {
+            assert_eq!(is_as_wished(outcome), wished, "{outcome}");
         }
     }
 

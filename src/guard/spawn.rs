@@ -850,6 +850,12 @@ mod tests {
             assert!(text.contains(said), "{text}");
         }
     }
+
+    #[test]
+    fn a_call_of_the_kernel_that_fails_is_an_error() {
+        assert!(done(0).is_ok() && done(-1).is_err());
+    }
+
     #[test]
     fn a_start_under_way_says_what_it_is_doing() {
         let start = Start {

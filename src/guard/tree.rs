@@ -187,7 +187,8 @@ pub(crate) fn kill_pass(members: impl Fn() -> Vec<Proc>) {
     for _ in 0..16 {
         let new: Vec<_> = members()
             .into_iter()
-            .filter(|p| p.alive() && stopped.insert(p.key()))
+            .filter(Proc::alive)
+            .filter(|p| stopped.insert(p.key()))
             .collect();
         if new.is_empty() {
             break;

@@ -146,8 +146,10 @@ mod tests {
             turn.launched();
             starting.push(turn);
         }
-        let (gone, mut next, unread, mut last) = (ask(), ask(), ask(), ask());
-        assert!(taken(&mut next).is_none(), "all places are taken");
+        let (mut gone, mut next, unread, mut last) = (ask(), ask(), ask(), ask());
+        for one in [&mut gone, &mut next] {
+            assert!(taken(one).is_none(), "all places are taken");
+        }
         drop(gone);
         starting.pop();
         let got = taken(&mut next).expect("the one before it is gone");

@@ -177,9 +177,7 @@ impl Redlock {
 
     // Long: one place counts what the nodes granted, and releases it.
     async fn try_once(&self, key: &Arc<str>, lease: Duration) -> Result<TryRedlock, Error> {
-        let timeout = self.node_timeout.unwrap_or_else(|| {
-            (lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500))
-        });
+        let timeout = self.node_timeout.unwrap_or_else(|| usual_timeout(lease));
         let owner = self.nodes[0].owner();
         let sent = Boottime::now();
         // If this future is dropped, the request to each node continues to its answer, and the share is then given
@@ -488,6 +486,24 @@ impl Drop for Share {
                 unanswered,
                 ..ReleaseOptions::default()
             });
+        }
+    }
+}
+
+/// How long a node may take to answer, if nobody says otherwise.
+fn usual_timeout(lease: Duration) -> Duration {
+    (lease / 20).clamp(Duration::from_millis(10), Duration::from_millis(500))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_may_take_a_small_part_of_the_lease() {
+        let ms = Duration::from_millis;
+        for (lease, timeout) in [(100, 10), (1000, 50), (5000, 250), (60_000, 500)] {
+            assert_eq!(usual_timeout(ms(lease)), ms(timeout));
         }
     }
 }

@@ -55,11 +55,12 @@ impl Orphans {
     #[cfg(feature = "notify")]
     pub(super) fn kill(&self, patience: std::time::Duration) {
         blocking::within(patience, || {
-            let alive = self.members().iter().any(Proc::alive);
-            if alive {
+            if self.members().iter().any(Proc::alive) {
                 kill_pass(|| self.members());
+                None
+            } else {
+                Some(())
             }
-            (!alive).then_some(())
         });
     }
 
