@@ -22,7 +22,7 @@ use crate::{
     failpoint,
     guard::{HandOver, KnownEnd, Moment, Spec},
     logic::{
-        attempts::{self, After},
+        attempts::{self, After, Sight},
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         guard_life::{self, Stop},
@@ -258,8 +258,12 @@ impl Holder {
             };
             let own = newer.iter().position(|r| r.run_id == record.run_id);
             newer.truncate(own.unwrap_or(newer.len()));
-            let state = reply.value.first().and_then(Option::as_ref);
-            match attempts::is_followed(state, &newer, record.occurrence, record.attempt) {
+            let sight = Sight {
+                state: reply.value.first().and_then(Option::as_ref),
+                has: contender.job(&job.name).is_some(),
+                now: reply.now_us.div_euclid(1000),
+            };
+            match sight.is_followed(&newer, record.occurrence, record.attempt) {
                 None => {}
                 Some(true) => return,
                 Some(false) => {

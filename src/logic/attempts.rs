@@ -2,7 +2,7 @@
 
 use super::{
     backoff,
-    claim::{DelayedAttempt, OnCrash, State},
+    claim::{DelayedAttempt, OnCrash, Open, State},
     guard_life::{Cause, Stop},
 };
 use crate::model::{Occurrence, Outcome, RunRecord, Trigger, job::Job};
@@ -50,29 +50,57 @@ impl After {
     }
 }
 
-/// Whether the job went on after an attempt (of `at`) that another one was to follow, so that the end of this one says
-/// nothing any more. `newer`: what was recorded since, read after the state. None: the next attempt still waits.
-pub fn is_followed(
-    state: Option<&State>,
-    newer: &[RunRecord],
-    at: Occurrence,
-    attempt: u32,
-) -> Option<bool> {
-    let open = state.and_then(|st| Some((st, st.open.iter().find(|o| o.run.occurrence == at)?)));
-    if let Some((st, open)) = open {
-        return match open.next_attempt.is_some() && open.run.attempt == attempt {
-            // Without an instance that has the job, it waits in vain.
-            true if st.off > 0 => Some(false),
-            true => None,
-            false => Some(true),
-        };
+/// A job that no instance has enabled any more has been so for this time, before its next attempt counts as dropped: an
+/// instance that has it all the same says so, ms.
+pub const OFF_MS: i64 = 10_000;
+
+/// What is known of a job when somebody asks what became of an attempt that another one was to follow.
+#[derive(Debug, Clone, Copy)]
+pub struct Sight<'a> {
+    /// Read before the records were read.
+    pub state: Option<&'a State>,
+    /// The instance that asks has the job. An instance makes the next attempt also if it has the job disabled.
+    pub has: bool,
+    /// Unix ms.
+    pub now: i64,
+}
+
+impl Sight<'_> {
+    /// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.
+    pub fn is_open(self, at: Occurrence) -> bool {
+        let open = self.open(at);
+        open.is_some_and(|o| o.next_attempt.is_none() || self.is_had())
     }
-    // A later occurrence does not follow it, but may have made good for it.
-    let follows = |r: &RunRecord| match r.occurrence == at {
-        true => r.attempt > attempt,
-        false => r.outcome == Outcome::Succeeded,
-    };
-    Some(newer.iter().any(follows))
+
+    /// Whether the job went on after an attempt (of `at`), so that the end of this one says nothing any more. `newer`:
+    /// what was recorded since. None: the next attempt is still to come.
+    pub fn is_followed(self, newer: &[RunRecord], at: Occurrence, attempt: u32) -> Option<bool> {
+        if let Some(open) = self.open(at) {
+            let waits = open.next_attempt.is_some() && open.run.attempt == attempt;
+            return match waits {
+                true if self.is_had() => None,
+                // It waits in vain.
+                true => Some(false),
+                false => Some(true),
+            };
+        }
+        // A later occurrence does not follow it, but may have made good for it.
+        let follows = |r: &RunRecord| match r.occurrence == at {
+            true => r.attempt > attempt,
+            false => r.outcome == Outcome::Succeeded,
+        };
+        Some(newer.iter().any(follows))
+    }
+
+    fn open(&self, at: Occurrence) -> Option<&Open> {
+        self.state?.open.iter().find(|o| o.run.occurrence == at)
+    }
+
+    /// Some instance has the job, as far as anybody knows.
+    fn is_had(self) -> bool {
+        let off = self.state.map_or(0, |st| st.off);
+        self.has || off == 0 || self.now.saturating_sub(off) < OFF_MS
+    }
 }
 
 /// After a run whose holder died, or lost its lease.
@@ -116,7 +144,7 @@ mod tests {
     #[test]
     fn an_attempt_is_followed_by_what_the_store_has_begun_since() {
         use crate::{
-            logic::claim::{NextAttempt, Open},
+            logic::claim::NextAttempt,
             model::{InstanceId, JobName, Run, RunId},
         };
         let at = Occurrence(60_000);
@@ -142,6 +170,13 @@ mod tests {
                 trigger: Trigger::Retry,
             }),
         };
+        fn sight(state: Option<&State>) -> Sight<'_> {
+            Sight {
+                state,
+                has: false,
+                now: 7 + OFF_MS,
+            }
+        }
         let followed = |newer: &[(Occurrence, u32, Outcome)], open: Vec<Open>, off| {
             let state = State {
                 open,
@@ -153,7 +188,7 @@ mod tests {
                 ..RunRecord::without_run(&JobName::new("x"), at, Trigger::Schedule, outcome)
             };
             let newer: Vec<RunRecord> = newer.iter().copied().map(record).collect();
-            is_followed(Some(&state), &newer, at, 2)
+            sight(Some(&state)).is_followed(&newer, at, 2)
         };
         let later = Occurrence(120_000);
         let waits = || open(at, 2, true);
@@ -161,7 +196,24 @@ mod tests {
         // Nobody has the job; it was cancelled; the store has forgotten it.
         assert_eq!(followed(&[], vec![waits()], 7), Some(false));
         assert_eq!(followed(&[], vec![], 0), Some(false));
-        assert_eq!(is_followed(None, &[], at, 2), Some(false));
+        assert_eq!(sight(None).is_followed(&[], at, 2), Some(false));
+        // Until it is sure that nobody has the job, the next one may come; and an instance that has it disabled makes
+        // it, too.
+        let off = State {
+            open: vec![waits()],
+            off: 7,
+            ..State::default()
+        };
+        for (has, now, open) in [(false, 6, true), (false, 7, false), (true, 7, true)] {
+            let sight = Sight {
+                state: Some(&off),
+                has,
+                now: now + OFF_MS,
+            };
+            assert_eq!(sight.is_open(at), open);
+            let followed = (!open).then_some(false);
+            assert_eq!(sight.is_followed(&[], at, 2), followed);
+        }
         // The record of the attempt itself follows nothing.
         for outcome in [Outcome::Failed, Outcome::Succeeded] {
             assert_eq!(followed(&[(at, 2, outcome)], vec![], 0), Some(false));

@@ -14,7 +14,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    logic::claim::State,
+    logic::{attempts::Sight, claim::State},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
 };
 
@@ -86,22 +86,6 @@ const SEEN: usize = 6;
 
 /// The most attempts of a job that wait for others of their occurrences: the oldest beyond them count as ends.
 const AWAITED: usize = 20;
-
-/// A job that no instance has enabled any more has been so for this time, before its next attempt counts as dropped: an
-/// instance that has it all the same says so, ms.
-const OFF_MS: i64 = 10_000;
-
-/// What is known of a job when its records are judged.
-#[derive(Debug, Clone, Copy)]
-pub struct Sight<'a> {
-    /// Read before the records were read again.
-    pub state: Option<&'a State>,
-    /// The notifier's own configuration has the job. An instance makes the next attempt of a job also if it has the job
-    /// disabled.
-    pub has: bool,
-    /// Unix ms.
-    pub now: i64,
-}
 
 /// What is noted of one job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -414,17 +398,6 @@ impl Notes {
 /// The later record says how the occurrence ended: one that a newer occurrence replaced says nothing of it.
 fn counts_after(later: &RunRecord, r: &RunRecord) -> bool {
     later.occurrence == r.occurrence && later.outcome != Outcome::Replaced
-}
-
-impl Sight<'_> {
-    /// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.
-    fn is_open(self, at: Occurrence) -> bool {
-        self.state.is_some_and(|st| {
-            let open = st.open.iter().find(|o| o.run.occurrence == at);
-            let had = self.has || st.off == 0 || self.now.saturating_sub(st.off) < OFF_MS;
-            open.is_some_and(|o| o.next_attempt.is_none() || had)
-        })
-    }
 }
 
 /// A first attempt that was to start at the instant of its occurrence.

@@ -145,11 +145,12 @@ fn a_job_that_goes_and_comes_back_is_told_once() {
 /// A failed attempt that another one is to follow: that comes also if the job is disabled, and never if it is removed.
 #[test]
 fn what_awaited_a_retry_is_told_once_its_job_is_removed() {
-    let hook = Hook::start(Mode::Takes);
+    let (hook, beats) = (Hook::start(Mode::Takes), Hook::start(Mode::Takes));
+    let url = beats.url("beat");
     // No other job uses the channel.
     let job = |lines: &str| {
         format!(
-            "notify = [\"ops\"]\ncommand = \"exit 3\"\n\
+            "notify = [\"ops\"]\nheartbeat_url = \"{url}\"\ncommand = \"exit 3\"\n\
              retry = {{ attempts = 1, interval = \"1h\" }}\n{lines}\n"
         )
     };
@@ -166,8 +167,11 @@ fn what_awaited_a_retry_is_told_once_its_job_is_removed() {
     // Longer than others have time to say that they have the job, and than the time between two looks.
     std::thread::sleep(std::time::Duration::from_secs(17));
     assert!(hook.heard("ops").is_empty(), "{:#?}", hook.heard("ops"));
+    assert_eq!(beats.paths(), ["/beat/start"]);
     fleet.set_job("bad", None);
     fleet.reload(0);
+    wait_until("the end is told", GENEROUS, || beats.paths().len() == 2);
+    assert_eq!(beats.paths()[1], "/beat/3");
     let heard = hook.wait("ops", 1);
     assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
     assert_eq!(heard[0]["items"][0]["run"]["attempt"], 1);
