@@ -7,7 +7,7 @@
 -- then nine for each claim:
 --   job, occurrence (ms; empty for a manual trigger), known (ms), run, start_by (ms), overlap, trigger,
 --   entry (JSON members of the open entry that the claimant fills in),
---   and extra: empty, or JSON {missed, observed, holds, on_crash, max_attempts, key, before}
+--   and extra: empty, or JSON {missed, observed, holds, on_crash, max_attempts, key, before, cause}
 --
 -- Publishes the jobs that it decided something about on the channel `<channel>:changes`: JSON, a list of names.
 --
@@ -64,14 +64,13 @@ local function not_run(c, at, outcome, count, reason)
     instance = instance, host = host, outcome = outcome, count = count, error = reason }))
 end
 
--- As `not_run`, of occurrences that a loss of the store's data kept from running. If the history has such a record of
--- `before`, the newest one that was decided before them, the new record takes its place. -1: one that ran early lies
--- between them.
-local function keep_back(c, at, count, before)
-  local why = redis.call('HGET', c.state, 'lost_why') or AFTER_LOSS
+-- As `not_run`, of occurrences that a loss of the store's data, or a pause, kept from running. If the history has such a
+-- record of `before`, the newest one that was decided before them, the new record takes its place. -1: one that ran
+-- early lies between them.
+local function keep_back(c, at, count, before, outcome, why)
   local all = redis.call('LRANGE', c.history, 0, HISTORY_KEPT)
   for i, text in ipairs(all) do
-    local old = string.find(text, why, 1, true) and cjson.decode(text)
+    local old = string.find(text, '"occurrence":' .. int(before), 1, true) and cjson.decode(text)
     if old and old.occurrence == before and old.attempt == 0 and old.error == why then
       redis.call('LTRIM', c.history, i, -1)
       for j = i - 1, 1, -1 do redis.call('LPUSH', c.history, all[j]) end
@@ -79,7 +78,6 @@ local function keep_back(c, at, count, before)
       break
     end
   end
-  local outcome = redis.call('HGET', c.state, 'first_wait') and 'skipped' or 'missed'
   not_run(c, at, outcome, count, why)
   return { 'recorded', outcome, why }
 end
@@ -221,13 +219,19 @@ local function claim(c)
     end
   end
 
+  local cause = extra.cause and ': ' .. extra.cause or ''
   -- start_by 2: the latest moment for a start has passed, and the clock was in doubt then.
-  local late = c.start_by == 2 and IN_DOUBT or TOO_LATE
+  local late = c.start_by == 2 and IN_DOUBT or TOO_LATE .. cause
   local triggers
   if manual then
     triggers = cjson.decode(redis.call('HGET', c.state, 'triggers') or '[]')
-    local pending, done = false, nil
-    for _, p in ipairs(triggers) do pending = pending or p.key == extra.key end
+    local pending, done
+    for _, p in ipairs(triggers) do
+      if p.key == extra.key then
+        pending = p
+        break
+      end
+    end
     if not pending then
       local last, triggered = unpack(redis.call('HMGET', c.state, 'last', 'triggered'))
       for _, p in ipairs(last and triggered and cjson.decode(triggered) or NOTHING) do
@@ -240,14 +244,15 @@ local function claim(c)
       if not (last and done and cjson.decode(last).occurrence == done) then last = '' end
       return { 'settled', last }
     end
+    if now > c.start_by then
+      -- A record needs no room, only an instant at which no occurrence can be planned.
+      at = math.min(pending.at, now)
+      return not_started(c, extra, at % 1000 == 0 and at + 1 or at, triggers, 'missed', late)
+    end
     at = now
     -- If the instant `before` has passed and is not decided, leave room for more than one trigger before it.
     if extra.before and extra.before <= now then at = math.max(newest + 1, extra.before - 999) end
     if at <= newest or extra.before and at >= extra.before then
-      if now > c.start_by then
-        -- A record needs no room, only an instant at which no occurrence can be planned.
-        return not_started(c, extra, now % 1000 == 0 and now + 1 or now, triggers, 'missed', late)
-      end
       -- If the clock is behind the newest decided occurrence, there is room once the clock has passed that.
       return { 'early', at <= newest and int((newest + 1) * 1000 - now_us) or '1000' }
     end
@@ -263,31 +268,41 @@ local function claim(c)
   end
 
   -- start_by 0: the occurrence is not to be caught up; -1: its job was removed.
-  local never = c.start_by == -1 and JOB_REMOVED or OVERDUE
+  local never = c.start_by == -1 and JOB_REMOVED or OVERDUE .. cause
+  local pause = st[5] and cjson.decode(st[5])
+  local paused_why = pause and (pause.reason and 'paused: ' .. pause.reason or 'paused')
+  -- Returns the outcome, and why the occurrences from `first` to `last` do not run; nil: it was for a lack of instances.
+  local function why_late(first, last)
+    if c.start_by == -1 then return end
+    if first <= lost_until and last > lost_before then
+      local lost = redis.call('HMGET', c.state, 'first_wait', 'lost_why')
+      return lost[1] and 'skipped' or 'missed', lost[2] or AFTER_LOSS
+    end
+    if pause and pause.at <= first and (not pause['until'] or last < pause['until']) then return 'skipped', paused_why end
+  end
   local early = st[7] and cjson.decode(st[7]) or NOTHING
   if extra.missed then
-    local before, kept, kept_from = newest, 0, nil
+    local before, kept, kept_from, kept_as, kept_why = newest, 0, nil, nil, nil
     for _, m in ipairs(extra.missed) do
       if m.last < at and decided_in(m, newest, early) then return { 'behind', int(newest), st[7] or '[]' } end
     end
     for _, m in ipairs(extra.missed) do
       if m.last < at and m.last > newest then
-        if c.start_by ~= -1 and m.first <= lost_until and m.last > lost_before then
-          local from = next_to(newest, m.first, early)
-          if kept_from and from < 0 then
-            keep_back(c, newest, kept, kept_from)
-            kept, kept_from = 0, nil
-          end
-          kept, kept_from = kept + m.count, kept_from or from
-        else
-          if kept_from then keep_back(c, newest, kept, kept_from) end
+        local outcome, why = why_late(m.first, m.last)
+        local from = next_to(newest, m.first, early)
+        if kept_from and (why ~= kept_why or from < 0) then
+          keep_back(c, newest, kept, kept_from, kept_as, kept_why)
           kept, kept_from = 0, nil
+        end
+        if why then
+          kept, kept_from, kept_as, kept_why = kept + m.count, kept_from or from, outcome, why
+        else
           not_run(c, m.last, 'missed', m.count, never)
         end
         newest = m.last
       end
     end
-    if kept_from then keep_back(c, newest, kept, kept_from) end
+    if kept_from then keep_back(c, newest, kept, kept_from, kept_as, kept_why) end
     if newest > before then redis.call('HSET', c.state, 'newest', int(newest)) end
   end
   if st[7] then
@@ -312,14 +327,14 @@ local function claim(c)
 
   if not manual and c.start_by ~= -1 and at <= lost_until and redis.call('HGET', c.state, 'first_wait') then
     redis.call('HSET', c.state, 'newest', int(at))
-    return keep_back(c, at, 1, next_to(newest, at, early))
+    return keep_back(c, at, 1, next_to(newest, at, early), why_late(at, at))
   end
 
-  if not manual and st[5] then
-    local pause = cjson.decode(st[5])
+  if not manual and pause then
     if paused(st[5]) then
-      local reason = pause.reason and ('paused: ' .. pause.reason) or 'paused'
-      return decide(c, extra, at, triggers, 'skipped', reason)
+      if now <= c.start_by or c.start_by == -1 then return decide(c, extra, at, triggers, 'skipped', paused_why) end
+      redis.call('HSET', c.state, 'newest', int(at))
+      return keep_back(c, at, 1, next_to(newest, at, early), 'skipped', paused_why)
     end
     redis.call('HDEL', c.state, 'pause')
   end
@@ -329,9 +344,10 @@ local function claim(c)
     return decide(c, extra, at, triggers, 'skipped', 'skipped by request')
   end
   if now > c.start_by then
-    if not manual and c.start_by ~= -1 and c.start_by ~= 2 and at <= lost_until and at > lost_before then
+    local outcome, why = why_late(at, at)
+    if why and c.start_by ~= 2 then
       redis.call('HSET', c.state, 'newest', int(at))
-      return keep_back(c, at, 1, next_to(newest, at, early))
+      return keep_back(c, at, 1, next_to(newest, at, early), outcome, why)
     end
     local reason = c.start_by <= 0 and never or late
     return decide(c, extra, at, triggers, 'missed', reason)

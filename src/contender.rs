@@ -540,7 +540,9 @@ impl Contender {
                     self.claim_next_attempt(job.clone(), *occurrence);
                 }
             }
-            Event::Triggered { job, key } => self.triggered(job, key, None),
+            Event::Triggered { job, key, at } => {
+                self.triggered(job, key, Some(*at).filter(|at| *at > 0));
+            }
             Event::Controlled { job } => {
                 self.state(job, JobState::stale);
             }

@@ -568,6 +568,7 @@ fn scheduled(at: i64) -> Claim {
         definition: "d".to_owned(),
         observed: None,
         holds: vec![],
+        cause: None,
     }
 }
 

@@ -290,7 +290,7 @@ impl Holder {
         let granted = Boottime::now();
         if let Some(reason) = g.too_late {
             warn!(job = %job.name, occurrence = %run.occurrence, reason, "the grant arrived too late to start the run");
-            let end = not_started(Outcome::Missed, reason);
+            let end = not_started(Outcome::Missed, &in_words(reason, Wait::StoreAway));
             drop(command);
             g.slot = None;
             g.permit = None;
@@ -561,11 +561,15 @@ impl Holder {
                     why,
                     another_attempt,
                 } => {
+                    let why = match outcome {
+                        Outcome::Missed => in_words(why, Wait::Host),
+                        _ => why.to_owned(),
+                    };
                     info!(job = %job.name, occurrence = %g.run.occurrence, %outcome, why, "granted, but not started");
                     let next_attempt = another_attempt
                         .then(|| attempts::after_no_start(g.run.attempt))
                         .flatten();
-                    return KeepOutcome::Ended(Box::new(not_started(outcome, why)), next_attempt);
+                    return KeepOutcome::Ended(Box::new(not_started(outcome, &why)), next_attempt);
                 }
                 Do::Stop(stop, grace) => {
                     match stop {
@@ -842,6 +846,11 @@ fn used(end: &RunEnd) -> Usage {
         output_bytes: end.started.is_some().then_some(end.output_bytes),
         ..end.usage
     }
+}
+
+/// Why a granted run was not started in time.
+fn in_words(what: &str, wait: Wait) -> String {
+    format!("{what}: {}", wait.cause())
 }
 
 fn not_started(outcome: Outcome, error: &str) -> RunEnd {

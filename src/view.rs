@@ -676,9 +676,9 @@ pub(crate) fn as_far_as_known(fleet: &Fleet) -> String {
     }
 }
 
-/// All live instances drain.
-pub(crate) const DRAINED: &str = "all live instances drain, so no job starts until somebody undrains one: `soloist \
-                                  undrain INSTANCE`";
+/// All live instances drain, because somebody asked them to or because they stop.
+pub(crate) const DRAINED: &str = "all live instances drain or stop, so no job starts until one is undrained (`soloist \
+                                  undrain INSTANCE`) or another one starts";
 
 /// Whether there are live instances, and all of them drain.
 pub(crate) fn drained(fleet: &Fleet, clock: Clock) -> bool {

@@ -7,7 +7,7 @@ use crate::{
     config::Job,
     logic::{
         belief::SLACK,
-        claim::{Overlap, State},
+        claim::{Overlap, State, planned_never},
         schedule::{Schedule, differs, next_of},
     },
     model::{InstanceId, JobName, Occurrence, Outcome},
@@ -141,7 +141,20 @@ impl Facts<'_> {
             .and_then(|j| previous(&j.schedules, Occurrence(self.now + 1)));
         let decided = self.state.as_ref().map(|s| s.newest);
         let decided = decided.filter(|n| 0 < *n && *n <= self.now);
-        planned.max(decided.map(Occurrence))
+        // A trigger that came to no run is not among the decided occurrences.
+        let recorded = self.history.iter().map(|r| Occurrence(r.occurrence.0));
+        let recorded = recorded.filter(|at| at.0 <= self.now).max();
+        let waits = self.triggers().filter(|at| at.0 <= self.now).max();
+        planned
+            .max(decided.map(Occurrence))
+            .max(recorded)
+            .max(waits)
+    }
+
+    /// The triggers that wait, as the occurrences that they are if nobody starts them in time.
+    fn triggers(&self) -> impl Iterator<Item = Occurrence> {
+        let waiting = self.state.iter().flat_map(|st| &st.triggers);
+        waiting.map(|t| planned_never(t.at))
     }
 
     pub(crate) fn explain(&self, at: Occurrence) -> WhyView {
@@ -316,6 +329,11 @@ impl Facts<'_> {
             && self.lost(st, at)
         {
             return self.told_as_lost(decisions);
+        }
+        if self.triggers().any(|waits| waits == at) {
+            let why = self.fleet_holds_back();
+            let colon = if why.is_empty() { "" } else { ": " };
+            return format!("It is a trigger that no instance has started yet{colon}{why}.");
         }
         let unplanned = !planned && decisions.is_empty();
         if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at, now)) {
@@ -581,14 +599,23 @@ impl Facts<'_> {
                 |t| format!(", but the job is paused until {}", words::instant(t.0)),
             );
         }
+        let held_back = self.fleet_holds_back();
+        match held_back.as_str() {
+            "" => held_back,
+            why => format!(", but {why}"),
+        }
+    }
+
+    /// What keeps all instances from starting anything; empty: nothing.
+    fn fleet_holds_back(&self) -> String {
         if let Some(ahead) = self.clock.doubt_ms.filter(|_| self.clock.nobody_believes) {
             return format!(
-                ", but no instance starts anything until the store's clock, which is {}, is corrected",
+                "no instance starts anything until the store's clock, which is {}, is corrected",
                 words::apart(ahead)
             );
         }
         if view::drained(&self.fleet, self.clock) {
-            return format!(", but {}", view::DRAINED);
+            return view::DRAINED.to_owned();
         }
         String::new()
     }

@@ -338,6 +338,7 @@ pub fn claim(job: &str, at: i64, instance: &str) -> Claim {
         definition: "0123456789abcdef".to_owned(),
         observed: None,
         holds: vec![],
+        cause: None,
     }
 }
 

@@ -515,8 +515,8 @@ mod tests {
             told(&f, AT),
             "It is undecided, although instances are up: see their logs, and `soloist status`."
         );
-        let drained = "all live instances drain, so no job starts until somebody undrains one: `soloist undrain \
-                       INSTANCE`.";
+        let drained = "all live instances drain or stop, so no job starts until one is undrained (`soloist undrain \
+                       INSTANCE`) or another one starts.";
         let all: Vec<InstanceId> = f.fleet.instances.keys().cloned().collect();
         f.fleet.drains = all[1..].to_vec();
         assert!(told(&f, AT).contains("although instances are up"));
@@ -536,6 +536,35 @@ mod tests {
         assert!(told(&f, AT).starts_with("It waits: the store was restarted or lost its data"));
         f.state = None;
         assert!(told(&f, AT).starts_with("Nothing is known: no instance has registered the job"));
+    }
+
+    /// A trigger is no occurrence of the schedule, and none that is decided if nobody started it in time.
+    #[test]
+    fn a_trigger_that_waits_or_was_missed_is_found_at_its_time() {
+        use crate::model::Trigger;
+        let (name, config) = (JobName::new("draw"), config());
+        let mut f = facts(&name, &config);
+        let at = NOW - 60_000;
+        f.state.as_mut().unwrap().triggers = vec![crate::logic::claim::Pending {
+            key: "~k".into(),
+            at,
+        }];
+        assert_eq!(f.latest(), Some(Occurrence(at)));
+        let waits = "It is a trigger that no instance has started yet";
+        assert_eq!(f.explain(Occurrence(at)).verdict, format!("{waits}."));
+        f.fleet.drains = f.fleet.instances.keys().cloned().collect();
+        let verdict = f.explain(Occurrence(at)).verdict;
+        assert!(
+            verdict.starts_with(&format!("{waits}: all live instances drain")),
+            "{verdict}"
+        );
+        f.state.as_mut().unwrap().triggers.clear();
+        let mut record = run(at, 0, Outcome::Missed);
+        (record.trigger, record.error) = (Trigger::Manual, Some("nobody".into()));
+        f.history = vec![record];
+        assert_eq!(f.latest(), Some(Occurrence(at)));
+        let verdict = f.explain(Occurrence(at)).verdict;
+        assert_eq!(verdict, "It did not run, it was missed: nobody.");
     }
 
     /// The configuration says so, whatever the store knows.

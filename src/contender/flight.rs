@@ -1,6 +1,9 @@
 //! Carries out the steps of a contest: one flight for each occurrence, however many callers ask for it.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, futures::OwnedNotified};
@@ -30,11 +33,16 @@ impl Contender {
         let this = self.clone();
         let rank = self.rank(job, &ask.target, None);
         let waits = self.waited(job, &ask);
+        let at = match &ask.target {
+            Target::Scheduled(at) => Some(*at),
+            Target::Manual { key, .. } => self.state(job, |s| s.planned_never(key)).flatten(),
+        };
         let (contest, first) = Contest::new(ask, rank);
         let flight = Flight {
             contender: self.clone(),
             job: job.clone(),
             contest,
+            at,
             slot: None,
             permit: None,
             woken: None,
@@ -47,8 +55,9 @@ impl Contender {
 
     /// What an occurrence has waited for before this contest.
     fn waited(&self, job: &JobName, ask: &Ask) -> Waits {
-        let Target::Scheduled(at) = ask.target else {
-            return Waits::default();
+        let at = match &ask.target {
+            Target::Scheduled(at) => *at,
+            Target::Manual { key, .. } => return self.trigger_waited(job, key),
         };
         let of = |s: &mut JobState| {
             let away = s.is_troubled() || s.was_kept_back(at);
@@ -62,12 +71,33 @@ impl Contender {
         let late = self.shown_ms().saturating_sub(at.0);
         Waits::before(late, meant, ask.trigger, away)
     }
+
+    /// The same of a trigger: first for an instance, and then for those before it.
+    fn trigger_waited(&self, job: &JobName, key: &str) -> Waits {
+        let now = Boottime::now();
+        let of = |s: &mut JobState| {
+            let (at, here) = (s.planned_never(key)?, s.trigger_waits(key, now)?);
+            Some((at, here, s.is_troubled()))
+        };
+        let mut waits = Waits::default();
+        if let Some((at, here, away)) = self.state(job, of).flatten() {
+            let all = self.shown_ms().saturating_sub(at.0).max(0) as u64;
+            waits.add(
+                Wait::Overdue,
+                Duration::from_millis(all).saturating_sub(here),
+            );
+            waits.add(if away { Wait::StoreAway } else { Wait::Overlap }, here);
+        }
+        waits
+    }
 }
 
 struct Flight {
     contender: Arc<Contender>,
     job: JobName,
     contest: Contest,
+    /// The occurrence; of a trigger, if it comes to no run. None: the trigger is decided.
+    at: Option<Occurrence>,
     /// None while it waits for another run, or for a retry.
     slot: Option<OwnedSemaphorePermit>,
     /// Held while a claim is under way, and then by a grant.
@@ -234,10 +264,8 @@ impl Flight {
         let contender = self.contender.clone();
         match effect {
             Effect::Note(at, decision, detail) => {
-                let at = at.unwrap_or(match self.contest.ask.target {
-                    Target::Scheduled(at) => at,
-                    Target::Manual { .. } => Occurrence(contender.shown_ms()),
-                });
+                let at = at.or(self.at);
+                let at = at.unwrap_or_else(|| Occurrence(contender.shown_ms()));
                 contender.journal(&self.job, at, decision, detail);
             }
             Effect::Unwatch(at) => contender.watches.drop_one(&self.job, at),
@@ -281,8 +309,11 @@ impl Flight {
         }
     }
 
-    async fn ask(&mut self, claim: Claim) -> Step {
+    async fn ask(&mut self, mut claim: Claim) -> Step {
         let contender = self.contender.clone();
+        if !claim.missed.is_empty() || claim.start_by < contender.shown_ms() {
+            claim.cause = self.waits.cause();
+        }
         let (definition, target) = (claim.definition.clone(), claim.target.clone());
         let given_up = claim.missed.iter().map(|m| m.count).sum();
         self.lapsed |= claim.observed.is_some();
@@ -323,7 +354,7 @@ impl Flight {
             incarnation: reply.incarnation.clone(),
             store_ms: reply.now_us / 1000,
             lapsed: false,
-            expires_in: std::time::Duration::MAX,
+            expires_in: Duration::MAX,
         };
         if let Answer::Running(open) | Answer::Blocked(open) = &reply.value {
             if open.run.definition != definition {

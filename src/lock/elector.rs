@@ -313,6 +313,7 @@ impl Elector {
                     definition: LIBRARY.to_owned(),
                     observed,
                     holds: vec![],
+                    cause: None,
                 }
             };
             let run = claim.run;

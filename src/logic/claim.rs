@@ -125,7 +125,8 @@ fn claim_undecided(
         return ControlFlow::Break(answer);
     }
     if !c.is_manual() && c.start_by != REMOVED && st.first_wait && at.0 <= st.lost_until {
-        return ControlFlow::Break(keep_one_back(st, c, at, effects));
+        let kept = st.kept_back();
+        return ControlFlow::Break(keep_one_back(st, c, at, kept, effects));
     }
     apply_pause_and_skip(st, c, at, now, effects)?;
     if rule!(OverlapIsLookedAt, c.overlap != Overlap::Allow) {
@@ -174,11 +175,17 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
             ControlFlow::Continue(*at)
         }
         Target::Manual { key, before } => {
-            if !st.triggers.iter().any(|t| t.key == *key) {
+            let Some(trigger) = st.triggers.iter().find(|t| t.key == *key) else {
                 let at = st.triggered.iter().find(|t| t.key == *key);
                 let at = at.map(|t| t.occurrence);
                 let last = st.last.clone().filter(|l| Some(l.occurrence) == at);
                 return ControlFlow::Break(Answer::Settled(last));
+            };
+            if rule!(TooLateIsMissed, now > c.start_by) {
+                // A record needs no room among the decided occurrences.
+                let at = planned_never(trigger.at.min(now));
+                let answer = not_started(st, c, at, now, Outcome::Missed, too_late(c), effects);
+                return ControlFlow::Break(answer);
             }
             // If `before` has passed and is not decided, more than one trigger needs room before it. A job is planned
             // at whole seconds, so none of these instants is one of its.
@@ -189,13 +196,6 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
             if at > st.newest && before.is_none_or(|b| at < b.0) {
                 return ControlFlow::Continue(Occurrence(at));
             }
-            if now > c.start_by {
-                // A record needs no room, only an instant that is not a scheduled one.
-                let at = Occurrence(if now % 1000 == 0 { now + 1 } else { now });
-                let reason = too_late(c).to_owned();
-                let answer = not_started(st, c, at, now, Outcome::Missed, reason, effects);
-                return ControlFlow::Break(answer);
-            }
             // If the clock is behind the newest decided occurrence, there is room once the clock has passed it.
             let room_us = (st.newest + 1) * 1000 - now_us;
             let wait_us = if at <= st.newest { room_us } else { 1000 };
@@ -204,20 +204,33 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
     }
 }
 
+/// The occurrence of a trigger that comes to no run, put in at `at`. A job is planned at whole seconds: it is none of
+/// those.
+pub fn planned_never(at: i64) -> Occurrence {
+    Occurrence(at + i64::from(at % 1000 == 0))
+}
+
 /// Why an occurrence whose time to start is over is recorded as missed.
-fn too_late(c: &Claim) -> &'static str {
+fn too_late(c: &Claim) -> String {
     match c.start_by {
-        PASSED_IN_DOUBT => IN_DOUBT,
-        _ => TOO_LATE,
+        PASSED_IN_DOUBT => IN_DOUBT.to_owned(),
+        _ => with_cause(c, TOO_LATE),
     }
 }
 
 /// The same for an occurrence that was never to start.
-fn never(c: &Claim) -> &'static str {
+fn never(c: &Claim) -> String {
     match c.start_by {
-        REMOVED => JOB_REMOVED,
-        _ => OVERDUE,
+        REMOVED => JOB_REMOVED.to_owned(),
+        _ => with_cause(c, OVERDUE),
     }
+}
+
+fn with_cause(c: &Claim, what: &str) -> String {
+    let cause = c
+        .cause
+        .map_or(String::new(), |wait| format!(": {}", wait.cause()));
+    what.to_owned() + &cause
 }
 
 /// Records what the claim gives up before `at`.
@@ -232,22 +245,21 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
         if m.last.0 <= st.newest {
             continue;
         }
-        if c.start_by != REMOVED && st.kept_back(m) {
-            keep_back(st, c, m, effects);
+        if let Some(kept) = st.why_late(c, m) {
+            keep_back(st, c, m, kept, effects);
             continue;
         }
         st.newest = m.last.0;
-        let record = not_run(c, m.last, Outcome::Missed, m.count, never(c));
+        let record = not_run(c, m.last, Outcome::Missed, m.count, &never(c));
         effects.records.push(record);
     }
     ControlFlow::Continue(())
 }
 
-/// `m` is decided without a run, because the store had lost its data. What one loss kept from running is one record of
-/// the job, as long as no other occurrence of the job comes in between.
-fn keep_back(st: &mut State, c: &Claim, m: &Missed, effects: &mut Effects) {
+/// `m` is decided without a run, because the store had lost its data, or the job was paused. What one loss or pause
+/// kept from running is one record of the job, as long as no other occurrence of the job comes in between.
+fn keep_back(st: &mut State, c: &Claim, m: &Missed, (outcome, why): Kept, effects: &mut Effects) {
     let before = Occurrence(std::mem::replace(&mut st.newest, m.last.0));
-    let why = st.why_kept_back().to_owned();
     // One that ran early has an outcome of its own.
     let apart = st.early.iter().any(|e| before < *e && *e < m.first);
     let goes_on = |r: &&mut RunRecord| {
@@ -261,7 +273,7 @@ fn keep_back(st: &mut State, c: &Claim, m: &Missed, effects: &mut Effects) {
         }
         return;
     }
-    let record = not_run(c, m.last, st.kept_back_as(), m.count, &why);
+    let record = not_run(c, m.last, outcome, m.count, &why);
     effects.records.push(record);
     if !apart {
         effects.joined.push(Joined {
@@ -274,12 +286,16 @@ fn keep_back(st: &mut State, c: &Claim, m: &Missed, effects: &mut Effects) {
 }
 
 /// The same of the target of the claim.
-fn keep_one_back(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effects) -> Answer {
-    keep_back(st, c, &Missed::one(at), effects);
-    Answer::Recorded {
-        outcome: st.kept_back_as(),
-        reason: st.why_kept_back().to_owned(),
-    }
+fn keep_one_back(
+    st: &mut State,
+    c: &Claim,
+    at: Occurrence,
+    kept: Kept,
+    effects: &mut Effects,
+) -> Answer {
+    let (outcome, reason) = kept.clone();
+    keep_back(st, c, &Missed::one(at), kept, effects);
+    Answer::Recorded { outcome, reason }
 }
 
 /// The occurrence may have run before its time, by a wrong clock: see [`Control::Rewind`].
@@ -304,20 +320,23 @@ fn apply_pause_and_skip(
     now: i64,
     effects: &mut Effects,
 ) -> Checked<()> {
-    if !c.is_manual()
-        && let Some(p) = &st.pause
-    {
+    if c.is_manual() {
+        return ControlFlow::Continue(());
+    }
+    let late = now > c.start_by;
+    let kept = st.why_late(c, &Missed::one(at)).filter(|_| late);
+    if let Some(p) = &st.pause {
         if rule!(PauseHolds, p.until.is_none_or(|until| now < until)) {
-            let reason = p
-                .reason
-                .as_ref()
-                .map_or_else(|| PAUSED.to_owned(), |r| format!("{PAUSED}: {r}"));
-            let answer = decide(st, c, at, now, Outcome::Skipped, reason, effects);
+            let (outcome, reason) = p.kept();
+            let answer = match late && c.start_by != REMOVED {
+                true => keep_one_back(st, c, at, (outcome, reason), effects),
+                false => decide(st, c, at, now, outcome, reason, effects),
+            };
             return ControlFlow::Break(answer);
         }
         st.pause = None;
     }
-    if !c.is_manual() && st.skip > 0 {
+    if st.skip > 0 {
         st.skip -= 1;
         let event = Event::Controlled { job: c.job.clone() };
         effects.events.push(event);
@@ -325,22 +344,14 @@ fn apply_pause_and_skip(
         let answer = decide(st, c, at, now, Outcome::Skipped, reason, effects);
         return ControlFlow::Break(answer);
     }
-    if rule!(TooLateIsMissed, now > c.start_by) {
-        let m = Missed::one(at);
-        if !c.is_manual()
-            && c.start_by != REMOVED
-            && c.start_by != PASSED_IN_DOUBT
-            && st.kept_back(&m)
-        {
-            return ControlFlow::Break(keep_one_back(st, c, at, effects));
+    if rule!(TooLateIsMissed, late) {
+        if let Some(kept) = kept.filter(|_| c.start_by != PASSED_IN_DOUBT) {
+            return ControlFlow::Break(keep_one_back(st, c, at, kept, effects));
         }
-        let never_to_start = c.start_by <= NEVER;
-        let reason = if never_to_start {
-            never(c)
-        } else {
-            too_late(c)
-        }
-        .to_owned();
+        let reason = match c.start_by <= NEVER {
+            true => never(c),
+            false => too_late(c),
+        };
         let answer = decide(st, c, at, now, Outcome::Missed, reason, effects);
         return ControlFlow::Break(answer);
     }

@@ -414,6 +414,7 @@ impl Contest {
             definition: definition.digest.clone(),
             observed: v.lapsed.take(),
             holds: v.subject.account().active().collect(),
+            cause: None,
         };
         self.phase = Phase::Asked {
             job: definition,
@@ -558,7 +559,12 @@ impl Contest {
             }
             Answer::Recorded { outcome, reason } => {
                 self.decided(at, v, effects);
-                self.trigger_is_decided(Occurrence(info.store_ms), info.store_ms, v);
+                let never = match (self.ask.key(), &v.subject) {
+                    (Some(key), Subject::Here(job)) => job.planned_never(key),
+                    _ => None,
+                };
+                let occurrence = never.unwrap_or(Occurrence(info.store_ms));
+                self.trigger_is_decided(occurrence, info.store_ms, v);
                 effects.push(Effect::Note(None, outcome.as_str(), reason.clone()));
                 effects.push(Effect::NotRun(outcome, reason));
                 return Step::End(ContestEnd::Recorded(outcome));

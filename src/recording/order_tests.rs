@@ -90,6 +90,7 @@ fn claim(run: u64, at: i64, given_up: Option<i64>) -> Question {
         definition: String::new(),
         observed: None,
         holds: vec![],
+        cause: None,
     }))
 }
 

@@ -260,8 +260,13 @@ impl Figures {
         }
         // The same step records what the claim gives up.
         if decided && given_up > 0 {
-            self.not_run
-                .add((Outcome::Missed.as_str(), "overdue"), given_up);
+            let why = match answer {
+                Answer::Recorded { outcome, reason } if cause(reason) == "paused" => {
+                    (outcome.as_str(), "paused")
+                }
+                _ => (Outcome::Missed.as_str(), "overdue"),
+            };
+            self.not_run.add(why, given_up);
         }
     }
 
@@ -289,13 +294,13 @@ impl Figures {
 /// One word for the reason of a record.
 fn cause(reason: &str) -> &'static str {
     match reason {
-        TOO_LATE => "too_late",
         IN_DOUBT => "clock",
-        OVERDUE => "overdue",
         JOB_REMOVED => "job_removed",
         OVERLAPS => "overlap",
         LOST => "state_loss",
         LAPSED | NEVER_RENEWED => "host_lost",
+        reason if reason.starts_with(TOO_LATE) => "too_late",
+        reason if reason.starts_with(OVERDUE) => "overdue",
         reason if reason.starts_with(PAUSED) => "paused",
         reason if reason.starts_with("skipped by request") => "skipped",
         _ => "other",

@@ -183,11 +183,11 @@ mod tests {
             attempts,
             claim::{
                 Claim, Effects, Last, Missed, NEVER, NextAttempt, Observed, OnCrash, Open, Overlap,
-                PASSED, PASSED_IN_DOUBT, Pending, Question, REMOVED, Renew, Settle, State,
+                PASSED, PASSED_IN_DOUBT, Pause, Pending, Question, REMOVED, Renew, Settle, State,
                 StopRequest, Target, Triggered,
             },
         },
-        model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+        model::{InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, Wait},
         world::explore::{number, walk_each},
     };
 
@@ -265,6 +265,7 @@ mod tests {
             definition: "d".to_owned(),
             observed: None,
             holds: vec![],
+            cause: None,
         }
     }
 
@@ -369,6 +370,36 @@ mod tests {
                 },
             );
         }
+        // What a pause kept from running is one record, also if it comes late.
+        for (until, start_by, early) in [
+            (None, NEVER, vec![]),
+            (None, T + 60_000, vec![]),
+            (None, REMOVED, vec![]),
+            (Some(T - 10_000), NEVER, vec![]),
+            (Some(T - 10_000), PASSED_IN_DOUBT, vec![T - 30_000]),
+            (Some(T - 5000), PASSED, vec![T - 15_000]),
+        ] {
+            let pause = Pause {
+                until,
+                reason: Some("by \"hand\" / now".to_owned()),
+                at: T - 45_000,
+            };
+            let missed = [T - 50_000, T - 40_000, T - 20_000];
+            let missed = missed.map(|at| Missed::one(Occurrence(at))).to_vec();
+            claim(
+                State {
+                    pause: Some(pause),
+                    early: early.into_iter().map(Occurrence).collect(),
+                    ..known()
+                },
+                Claim {
+                    missed,
+                    start_by,
+                    cause: Some(Wait::Overdue),
+                    ..asks(T - 10_000)
+                },
+            );
+        }
         // It ran early, and is the one that ended last.
         let st = State {
             early: vec![Occurrence(T - 1000)],
@@ -405,6 +436,7 @@ mod tests {
                 target,
                 trigger,
                 start_by: PASSED,
+                cause: Some(Wait::Slot),
                 ..asks(T)
             },
         );

@@ -930,6 +930,7 @@ impl Fleet {
             definition: self.config.jobs[&JobName::new(job)].digest.clone(),
             observed: None,
             holds: vec![],
+            cause: None,
         };
         let reply = self
             .runtime

@@ -93,6 +93,90 @@ fn a_lone_instance_that_is_drained_runs_nothing_until_it_is_undrained() {
     fleet.judge(ONCE, &["a"], None);
 }
 
+/// People look for a trigger where they put it in.
+#[test]
+fn a_trigger_that_all_drained_instances_miss_is_found_at_its_time() {
+    let fleet = fleet(2)
+        .job("rare", "command = \"true\"\nstart_within = \"1s\"")
+        .job("often", "command = \"true\"\nschedule = \"@every 1s\"")
+        .start();
+    fleet.wait_record("often", "succeeded");
+    for i in 0..2 {
+        fleet.said(&["drain", &fleet.instances[i].id]);
+        fleet.wait_log(i, "drain: it claims nothing more");
+    }
+    let key = ["trigger", "rare", "--key", "k"];
+    fleet.said(&key);
+    let put_in = now_ms();
+    let why = fleet.said(&["why", "rare"]);
+    let waits = "It is a trigger that no instance has started yet: all live instances drain";
+    assert!(why.contains(waits), "{why}");
+    wait_until("its time is over", GENEROUS, || now_ms() > put_in + 3000);
+    fleet.said(&["undrain", "i1"]);
+    let record = fleet.wait_record("rare", "missed");
+    let at = record["occurrence"].as_str().expect("an instant");
+    let error = record["error"].as_str().expect("a reason");
+    assert!(error.contains(": no instance could start it"), "{error}");
+    let why = fleet.said(&["why", "rare", at]);
+    assert!(why.contains("recorded it as missed"), "{why}");
+    assert!(why.contains("did not claim it: draining"), "{why}");
+    assert!(!why.contains("recorded no decision"), "{why}");
+    let at_ms = at.parse::<jiff::Timestamp>().expect("an instant");
+    let late = at_ms.as_millisecond() - put_in;
+    assert!(late < 1000, "{late} ms after the trigger");
+    // Without the instant it is the latest.
+    let latest = fleet.said(&["why", "rare"]);
+    assert!(latest.contains("it was missed"), "{latest}");
+    let again = fleet.said(&key);
+    assert!(again.contains(at), "{again}");
+}
+
+#[test]
+fn an_occurrence_that_finds_no_slot_in_time_says_so() {
+    let fleet = fleet(1)
+        .limits("max_parallel = 1")
+        .job("long", "command = \"sleep 60\"\nschedule = \"@at {soon}\"")
+        .job(
+            "late",
+            "command = \"true\"\nschedule = \"@at {later}\"\nstart_within = \"1s\"",
+        )
+        .start();
+    let record = fleet.wait_record("late", "missed");
+    let error = record["error"].as_str().expect("a reason");
+    assert!(error.contains("start_within: no slot was free"), "{error}");
+}
+
+/// The pause is why, and not that the instance was down: nothing was missed.
+#[test]
+fn what_comes_late_in_a_pause_is_recorded_as_paused_and_together() {
+    let mut fleet = fleet(1)
+        .job(
+            "busy",
+            "command = \"true\"\nschedule = \"@every 1s\"\nstart_within = \"1s\"",
+        )
+        .start();
+    fleet.wait_record("busy", "succeeded");
+    fleet.said(&["pause", "busy"]);
+    let last = fleet.wait_record("busy", "skipped");
+    fleet.instances[0].kill();
+    let killed = now_ms();
+    wait_until("five instants pass", GENEROUS, || now_ms() > killed + 5500);
+    fleet.instances[0].start();
+    let several = |r: &Value| r["count"].as_u64() >= Some(4);
+    wait_until("what came late is recorded", GENEROUS, || {
+        fleet.history("busy").iter().any(several)
+    });
+    let all = fleet.history("busy");
+    let after = |r: &&Value| r["occurrence"].as_str() > last["occurrence"].as_str();
+    for r in all.iter().filter(after) {
+        assert_eq!(
+            (&r["outcome"], &r["error"]),
+            (&"skipped".into(), &"paused".into())
+        );
+    }
+    assert_eq!(all.iter().filter(|r| several(r)).count(), 1, "{all:#?}");
+}
+
 #[test]
 fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
     for plan in [fleet(2), fleet(2).sqlite()] {

@@ -23,6 +23,7 @@ use soloist::{
     logic::notify::stand::{Write, Written},
     model::{
         InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, Usage,
+        Wait,
     },
     settle::ReleaseOnDeath,
     store::{
@@ -97,6 +98,7 @@ conformance! {
     what_the_first_wait_kept_from_running_is_one_record
     what_cannot_be_started_in_time_is_missed
     a_pause_skips_until_it_ends
+    what_comes_late_in_a_pause_is_skipped
     skips_are_counted
     a_cancel_reaches_the_holder
     a_trigger_runs_once_for_its_key
@@ -233,6 +235,7 @@ fn claim(at: i64, instance: &str) -> Claim {
         definition: "d1".to_owned(),
         observed: None,
         holds: vec![],
+        cause: None,
     }
 }
 
@@ -1217,11 +1220,13 @@ async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
     let (s, now) = ready(&bed).await;
     let late = Claim {
         start_by: now - 1000,
+        cause: Some(Wait::Slot),
         ..claim(now - 2000, "a")
     };
+    let too_late = format!("{TOO_LATE}: {}", Wait::Slot.cause());
     let missed = Answer::Recorded {
         outcome: Outcome::Missed,
-        reason: TOO_LATE.to_owned(),
+        reason: too_late.clone(),
     };
     assert_eq!(one(&*s, &late).await, missed);
     assert!(matches!(one(&*s, &late).await, Answer::Settled(None)));
@@ -1239,6 +1244,7 @@ async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
             range(now - 1100, now - 1050, 2),
             range(now - 1000, now - 1000, 9),
         ],
+        cause: Some(Wait::Overdue),
         ..claim(now - 1000, "a")
     };
     assert!(matches!(one(&*s, &c).await, Answer::Granted(g) if g.trigger == Trigger::CatchUp));
@@ -1254,12 +1260,13 @@ async fn what_cannot_be_started_in_time_is_missed(bed: Bed) {
             )
         })
         .collect();
+    let overdue = format!("{OVERDUE}: {}", Wait::Overdue.cause());
     assert_eq!(
         seen,
         [
-            (-1050, 2, Outcome::Missed, OVERDUE),
-            (-1200, 7, Outcome::Missed, OVERDUE),
-            (-2000, 1, Outcome::Missed, TOO_LATE)
+            (-1050, 2, Outcome::Missed, overdue.as_str()),
+            (-1200, 7, Outcome::Missed, overdue.as_str()),
+            (-2000, 1, Outcome::Missed, too_late.as_str())
         ]
     );
 }
@@ -1313,6 +1320,36 @@ async fn a_pause_skips_until_it_ends(bed: Bed) {
     assert!(matches!(in_time(&*s, &after).await, Answer::Granted(_)));
     assert_eq!(state(&*s).await.pause, None);
     assert_eq!(control(&*s, Control::Resume).await, Controlled::Nothing);
+}
+
+/// Nothing was missed, and what one pause kept from running is one record.
+async fn what_comes_late_in_a_pause_is_skipped(bed: Bed) {
+    let (s, _) = ready(&bed).await;
+    let pause = Control::Pause {
+        until: None,
+        reason: Some("night \"shift\" / ü".to_owned()),
+    };
+    assert_eq!(control(&*s, pause).await, Controlled::Done);
+    let skipped = Answer::Recorded {
+        outcome: Outcome::Skipped,
+        reason: "paused: night \"shift\" / ü".to_owned(),
+    };
+    let at = self::now(&*s).await.0 + 20;
+    let late = |at: i64| Claim {
+        start_by: NEVER,
+        missed: vec![Missed::one(Occurrence(at - 10))],
+        known: Occurrence(at - 20),
+        ..claim(at, "a")
+    };
+    assert_eq!(in_time(&*s, &late(at)).await, skipped);
+    assert_eq!(in_time(&*s, &late(at + 20)).await, skipped);
+    let seen = s.history(&j(), 10).await.unwrap();
+    let seen: Vec<_> = seen
+        .iter()
+        .map(|r| (r.occurrence.0 - at, r.count, r.outcome))
+        .collect();
+    assert_eq!(seen.len(), 1, "{seen:?}");
+    assert_eq!(seen[0], (20, 4, Outcome::Skipped));
 }
 
 async fn skips_are_counted(bed: Bed) {
@@ -1401,6 +1438,7 @@ async fn a_trigger_runs_once_for_its_key(bed: Bed) {
         &Event::Triggered {
             job: j(),
             key: key.clone(),
+            at: state(&*s).await.triggers[0].at,
         },
     )
     .await;
@@ -1466,6 +1504,9 @@ async fn a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end(bed: Bed) {
     let (s, now) = ahead(&bed, 60 * MINUTE).await;
     let put = Control::Trigger { key: "k".into() };
     assert_eq!(control(&*s, put.clone()).await, Controlled::Done);
+    let put_in = state(&*s).await.triggers[0].at;
+    // It is recorded at its own time, not at that of its record.
+    tokio::time::sleep(Duration::from_millis(5)).await;
     let c = manual("k", None, "a");
     match one(&*s, &c).await {
         // The trigger waits until there is room.
@@ -1486,7 +1527,7 @@ async fn a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end(bed: Bed) {
     assert_eq!(one(&*s, &passed).await, missed);
     let record = s.history(&j(), 10).await.unwrap().remove(0);
     assert_eq!(record.outcome, Outcome::Missed);
-    assert!((now..now + MINUTE).contains(&record.occurrence.0));
+    assert!((0..2).contains(&(record.occurrence.0 - put_in)));
     assert_ne!(
         record.occurrence.0 % 1000,
         0,
@@ -2593,6 +2634,7 @@ async fn events_reach_every_handle(bed: Bed) {
     let wanted = Event::Triggered {
         job: j(),
         key: "k".to_owned(),
+        at: state(&*s).await.triggers[0].at,
     };
     receives(&mut here, &wanted).await;
     receives(&mut there, &wanted).await;
@@ -2604,6 +2646,7 @@ async fn events_reach_every_handle(bed: Bed) {
     let wanted = Event::Triggered {
         job: j(),
         key: "k2".to_owned(),
+        at: state(&*s).await.triggers[1].at,
     };
     for events in [&mut here, &mut there] {
         let first = tokio::time::timeout(Duration::from_secs(30), async {

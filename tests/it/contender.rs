@@ -1260,6 +1260,7 @@ async fn a_trigger_that_is_heard_of_before_the_stores_clock_is_no_late_one() {
     node.contender.on_event(&Event::Triggered {
         job: job.name.clone(),
         key: "k".into(),
+        at: 0,
     });
     let all = recorded(&*store, &job.name, 1).await;
     assert_eq!(all[0].1, Outcome::Succeeded, "{all:?}");
@@ -1309,6 +1310,7 @@ async fn behind_what_is_decided(node: &Node, store: &MemoryStore, job: &Job, by:
         definition: job.digest.clone(),
         observed: None,
         holds: vec![],
+        cause: None,
     };
     let answer = store.claim(&[claim]).await.unwrap().value.remove(0);
     assert!(matches!(answer, Answer::Recorded { .. }), "{answer:?}");
@@ -1610,6 +1612,7 @@ async fn what_was_granted_without_a_reply_before_its_job_was_removed_is_run() {
             node.contender.on_event(&Event::Triggered {
                 job: job.name.clone(),
                 key,
+                at: 0,
             });
         } else {
             node.due(&job, at);

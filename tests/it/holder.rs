@@ -294,6 +294,7 @@ impl Node {
             definition: "d".into(),
             observed: None,
             holds: vec![],
+            cause: None,
         };
         let begun = Instant::now();
         let reply = loop {
@@ -598,6 +599,7 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
             incarnation: open.incarnation.clone(),
         }),
         holds: vec![],
+        cause: None,
     };
     let answer = node.line.claim(&[theirs]).await.unwrap();
     assert!(matches!(answer.value[0], Answer::Granted(g) if g.attempt == 2));

@@ -18,7 +18,7 @@ use soloist::{
         OnCrash, Overlap, Pause, Pending, Presence, Register, Remembered, Renew, Settle, State,
         Target, Triggered,
     },
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
     store::{HISTORY_KEPT, Reply, Store, Tail, memory::MemoryStore, sqlite::SqliteStore},
 };
 use tokio::sync::broadcast;
@@ -230,6 +230,7 @@ impl Model {
             definition: "definition \"1\"".to_owned(),
             observed,
             holds,
+            cause: [None, Some(Wait::Slot), Some(Wait::Overdue)][self.rng.usize(..3)],
         };
         self.claims.push(claim.clone());
         claim

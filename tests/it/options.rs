@@ -111,6 +111,7 @@ fn claim(job: JobName, at: i64, instance: &str) -> Claim {
         definition: "d".to_owned(),
         observed: None,
         holds: vec![],
+        cause: None,
     }
 }
 

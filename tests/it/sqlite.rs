@@ -40,6 +40,7 @@ fn claim(at: i64) -> Claim {
         definition: "d".to_owned(),
         observed: None,
         holds: vec![],
+        cause: None,
     }
 }
 

@@ -2,7 +2,7 @@
 //! together is shown by the interleavings of `claim/tests.rs` and by tests/it/model.rs.
 
 use super::*;
-use crate::model::{InstanceId, JobName, LAST_MS, Run, RunId, Trigger};
+use crate::model::{InstanceId, JobName, LAST_MS, Run, RunId, Trigger, Wait};
 
 const T: i64 = 1_800_000_000_000;
 
@@ -28,6 +28,7 @@ fn asks(at: i64) -> Claim {
         definition: String::new(),
         observed: None,
         holds: vec![],
+        cause: None,
     }
 }
 
@@ -170,22 +171,6 @@ fn a_trigger_takes_an_instant_before_what_is_undecided() {
     // Less than a second before it, because the second before it may be planned, too.
     let g = granted(&mut st, &triggers("k", Some(T - 5000)), T);
     assert_eq!(g.occurrence, Occurrence(T - 5999));
-}
-
-#[test]
-fn a_trigger_without_room_is_recorded_at_no_scheduled_instant() {
-    for (now, at) in [(T, T + 1), (T + 1, T + 1), (T + 999, T + 999)] {
-        let mut st = known();
-        waits_for(&mut st, "k");
-        st.newest = T + 60_000;
-        let c = Claim {
-            start_by: PASSED,
-            ..triggers("k", None)
-        };
-        let (_, effects) = claimed(&mut st, &c, now);
-        assert_eq!(effects.records[0].occurrence, Occurrence(at));
-        assert_eq!(st.triggered[0].occurrence, Occurrence(at));
-    }
 }
 
 #[test]
@@ -362,6 +347,128 @@ fn what_a_loss_kept_back_has_no_other_reason() {
         ..lost()
     };
     assert_eq!(said(wrong, NEVER, T, T), OVERDUE);
+}
+
+/// Nothing was missed, and what a pause kept from running is one record, however late it comes.
+#[test]
+fn what_a_pause_kept_from_running_is_skipped_also_if_it_comes_late() {
+    use Outcome::{Missed as Miss, Skipped as Skip};
+    let paused = |until: Option<i64>| State {
+        newest: T - 9000,
+        pause: Some(Pause {
+            until: until.map(|until| T + until),
+            reason: Some("night".to_owned()),
+            at: T - 8000,
+        }),
+        ..known()
+    };
+    let late = (-8500, 1, Miss);
+    for (until, start_by, wanted) in [
+        (None, NEVER, vec![late, (-4000, 4, Skip)]),
+        (None, PASSED, vec![late, (-4000, 4, Skip)]),
+        // It comes in time: it is skipped as each other.
+        (None, T, vec![late, (-5000, 3, Skip), (-4000, 1, Skip)]),
+        // It is over: what was planned meanwhile is not owed, what was planned later is.
+        (
+            Some(-4000),
+            NEVER,
+            vec![late, (-5000, 3, Skip), (-4000, 1, Miss)],
+        ),
+        (Some(-3999), NEVER, vec![late, (-4000, 4, Skip)]),
+        (
+            Some(-5000),
+            NEVER,
+            vec![late, (-6000, 2, Skip), (-5000, 1, Miss), (-4000, 1, Miss)],
+        ),
+    ] {
+        let mut st = paused(until);
+        let missed = [-8500, -7000, -6000, -5000].map(|at| Missed::one(Occurrence(T + at)));
+        let c = Claim {
+            start_by,
+            missed: missed.to_vec(),
+            ..asks(T - 4000)
+        };
+        let (answer, effects) = claimed(&mut st, &c, T);
+        let told = effects.records.iter();
+        let told: Vec<_> = told
+            .map(|r| (r.occurrence.0 - T, r.count, r.outcome))
+            .collect();
+        assert_eq!(told, wanted, "{until:?} {start_by}");
+        let of = |outcome| match outcome {
+            Skip => "paused: night",
+            _ => OVERDUE,
+        };
+        let why = |r: &RunRecord| r.error.as_deref() == Some(of(r.outcome));
+        assert!(effects.records.iter().all(why), "{:?}", effects.records);
+        let last = wanted.last().expect("some").2;
+        assert_eq!(recorded(&answer), (last, of(last)));
+        assert_eq!(st.newest, T - 4000);
+    }
+    // The history has what was skipped in time.
+    let c = Claim {
+        start_by: NEVER,
+        ..asks(T - 4000)
+    };
+    let joined = claimed(&mut paused(None), &c, T).1.joined;
+    let joined: Vec<_> = joined
+        .iter()
+        .map(|j| (j.before.0 - T, j.at.0 - T))
+        .collect();
+    assert_eq!(joined, [(-9000, -4000)]);
+    // That its job was removed decides it.
+    let removed = Claim {
+        start_by: REMOVED,
+        missed: vec![Missed::one(Occurrence(T - 5000))],
+        ..asks(T - 4000)
+    };
+    let records = claimed(&mut paused(None), &removed, T).1.records;
+    assert_eq!(records[0].error.as_deref(), Some(JOB_REMOVED));
+}
+
+#[test]
+fn what_kept_something_from_a_start_in_time_stands_in_its_record() {
+    for wait in Wait::ALL {
+        let c = |start_by, target: Claim| Claim {
+            start_by,
+            cause: Some(wait),
+            missed: vec![Missed::one(Occurrence(T - 5000))],
+            ..target
+        };
+        let mut st = known();
+        st.newest = T - 9000;
+        let (answer, effects) = claimed(&mut st, &c(T - 1, asks(T - 1000)), T);
+        let wanted = |what: &str| format!("{what}: {}", wait.cause());
+        assert_eq!(recorded(&answer).1, wanted(TOO_LATE));
+        let given_up = effects.records[0].error.clone();
+        assert_eq!(given_up, Some(wanted(OVERDUE)));
+        let answer = claimed(&mut st, &c(NEVER, asks(T - 500)), T).0;
+        assert_eq!(recorded(&answer).1, wanted(OVERDUE));
+        // These say all that there is to say.
+        for (start_by, what) in [(REMOVED, JOB_REMOVED), (PASSED_IN_DOUBT, IN_DOUBT)] {
+            let mut st = known();
+            let answer = claimed(&mut st, &c(start_by, asks(T)), T).0;
+            assert_eq!(recorded(&answer).1, what);
+        }
+    }
+}
+
+/// People look for it where they put it in. A job is planned at whole seconds.
+#[test]
+fn a_trigger_that_nobody_started_in_time_is_recorded_at_its_own_time() {
+    for (put, at) in [(-60_001, -60_001), (-60_000, -59_999), (90_000, 1)] {
+        let mut st = known();
+        st.triggers = vec![waits("k", T + put)];
+        let before = st.newest;
+        let c = Claim {
+            start_by: PASSED,
+            ..triggers("k", Some(T - 70_000))
+        };
+        let (answer, effects) = claimed(&mut st, &c, T);
+        assert_eq!(recorded(&answer), (Outcome::Missed, TOO_LATE));
+        assert_eq!(effects.records[0].occurrence, Occurrence(T + at));
+        assert_eq!(st.triggered[0].occurrence, Occurrence(T + at));
+        assert_eq!((st.newest, st.triggers), (before, vec![]));
+    }
 }
 
 /// One that ran early has its own outcome: no record of several reaches over it.
@@ -2040,7 +2147,11 @@ fn a_trigger_is_told_to_all_and_taken_once() {
     };
     let (said, st, events) = put(known(), "k");
     let key = "k".to_owned();
-    let told = vec![Event::Triggered { job: job(), key }];
+    let told = vec![Event::Triggered {
+        job: job(),
+        key,
+        at: T,
+    }];
     assert_eq!((said, events), (Controlled::Done, told));
     assert_eq!(st.triggers, [waits("k", T)]);
     let (said, mut st, events) = put(st, "k");

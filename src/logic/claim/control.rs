@@ -190,6 +190,7 @@ fn trigger(
     effects.events.push(Event::Triggered {
         job: job.clone(),
         key: key.to_owned(),
+        at: now,
     });
     Controlled::Done
 }

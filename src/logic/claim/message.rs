@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Last, OnCrash, Open, Overlap};
 use crate::model::{
-    FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger,
+    FencingToken, InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, Wait,
 };
 
 /// Which occurrence is asked for.
@@ -107,6 +107,9 @@ pub struct Claim {
     pub observed: Option<Observed>,
     /// Runs of this job that go on at the claimant.
     pub holds: Vec<RunId>,
+    /// What kept the target, and what is given up with it, from a start in time, as far as the claimant knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cause: Option<Wait>,
 }
 
 impl Claim {
@@ -252,8 +255,13 @@ pub enum Event {
     },
     /// The holder of the job's run is to look for a stop request.
     Stop { job: JobName },
-    /// A manual trigger was put in.
-    Triggered { job: JobName, key: String },
+    /// A manual trigger was put in, at `at` (Unix ms of the store's clock; 0: an older version does not say).
+    Triggered {
+        job: JobName,
+        key: String,
+        #[serde(default)]
+        at: i64,
+    },
     /// A pause, a skip or the watermark was changed by hand: every instance is to look, and to remember.
     Controlled { job: JobName },
     /// Drain requests changed.

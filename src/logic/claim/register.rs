@@ -324,6 +324,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
             definition: r.definition.clone(),
             observed: None,
             holds: vec![],
+            cause: None,
         };
         if lapse(st, i, &c, now, effects) {
             i += 1;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AFTER_LOSS, Answer, Claim, Grant, Missed, Observed, PAUSED_WAIT_MS};
+use super::{AFTER_LOSS, Answer, Claim, Grant, Missed, Observed, PAUSED, PAUSED_WAIT_MS, REMOVED};
 use crate::model::{
     InstanceId, JobName, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, ms, ms_or_none,
 };
@@ -209,6 +209,22 @@ pub struct Pause {
     pub at: i64,
 }
 
+/// How an occurrence is recorded that something kept from running: the outcome, and why.
+pub(super) type Kept = (Outcome, String);
+
+impl Pause {
+    /// The range was planned while the pause lasted.
+    fn covers(&self, m: &Missed) -> bool {
+        self.at <= m.first.0 && self.until.is_none_or(|until| m.last.0 < until)
+    }
+    /// What it keeps from running.
+    pub(super) fn kept(&self) -> Kept {
+        let reason = self.reason.as_ref();
+        let reason = reason.map_or(String::new(), |r| format!(": {r}"));
+        (Outcome::Skipped, format!("{PAUSED}{reason}"))
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
     pub key: String,
@@ -246,22 +262,31 @@ impl State {
             .iter()
             .find(|o| o.run.id == run && o.next_attempt.is_none())
     }
-    /// The loss of the store's data kept the range (or its begin) from running.
-    pub(super) fn kept_back(&self, m: &Missed) -> bool {
-        m.first.0 <= self.lost_until && m.last.0 > self.lost_before
+    /// Why the range does not run, if it was not for a lack of instances: the loss of the store's data kept it (or its
+    /// begin) from running, or the job was paused.
+    pub(super) fn why_late(&self, c: &Claim, m: &Missed) -> Option<Kept> {
+        if c.start_by == REMOVED {
+            return None;
+        }
+        if m.first.0 <= self.lost_until && m.last.0 > self.lost_before {
+            return Some(self.kept_back());
+        }
+        Some(self.pause.as_ref().filter(|p| p.covers(m))?.kept())
+    }
+    /// What the loss of the store's data kept from running.
+    pub(super) fn kept_back(&self) -> Kept {
+        // Nothing was expected of a store that is new: to wait for it is no fault.
+        let outcome = match self.first_wait {
+            true => Outcome::Skipped,
+            false => Outcome::Missed,
+        };
+        (outcome, self.why_kept_back().to_owned())
     }
     /// Why that range did not run.
     pub fn why_kept_back(&self) -> &str {
         match self.lost_why.as_str() {
             "" => AFTER_LOSS,
             why => why,
-        }
-    }
-    /// Nothing was expected of a store that is new: to wait for it is no fault.
-    pub(super) fn kept_back_as(&self) -> Outcome {
-        match self.first_wait {
-            true => Outcome::Skipped,
-            false => Outcome::Missed,
         }
     }
     /// The wait is over, or was dated by a wrong clock.

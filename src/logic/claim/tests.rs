@@ -368,6 +368,7 @@ impl World {
                 definition: String::new(),
                 observed: lapsed.map(|(o, _)| o.clone()),
                 holds: me.held.iter().map(|h| h.claim.run).collect(),
+                cause: None,
             }
         };
         let (incarnation, mut effects) = (self.incarnation(), Effects::default());

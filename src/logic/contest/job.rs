@@ -557,6 +557,7 @@ impl JobState {
             definition: job.digest.clone(),
             observed: None,
             holds: vec![],
+            cause: None,
         };
         Some((claim, after))
     }
@@ -953,6 +954,15 @@ impl JobState {
     pub(super) fn trigger_is_over(&self, key: &str) -> Option<Boottime> {
         let waiting = self.triggers.get(key)?;
         Some(waiting.learned + self.definition.start_within)
+    }
+    /// What the occurrence of a trigger is that comes to no run. None: it is decided.
+    pub fn planned_never(&self, key: &str) -> Option<Occurrence> {
+        let waiting = self.triggers.get(key)?;
+        Some(claim::planned_never(waiting.at_ms))
+    }
+    /// How long a trigger has waited since this instance learned of it. None: it is decided.
+    pub fn trigger_waits(&self, key: &str, now: Boottime) -> Option<Duration> {
+        Some(now.since(self.triggers.get(key)?.learned))
     }
     /// The trigger is decided: `at` is its occurrence.
     pub(super) fn trigger_is_decided(&mut self, key: &str, at: Occurrence, now_ms: i64) {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     logic::notify::{About, Item, Kind, Standstill},
-    model::{Outcome, Trigger, Wait, rfc3339_ms},
+    model::{Outcome, Trigger, rfc3339_ms},
     view::{DRAINED, signal_name},
     words::{self, number},
 };
@@ -243,25 +243,6 @@ fn standstill(why: &Standstill, now: i64, local: impl Fn(i64) -> String) -> Stri
     }
 }
 
-/// The one reason for which a run started late.
-fn reason(wait: Wait, ms: u64) -> String {
-    let time = words::took(i64::try_from(ms).unwrap_or(i64::MAX));
-    match wait {
-        Wait::Jitter => format!("its `jitter` delayed it by {time}"),
-        Wait::Slot => {
-            format!(
-                "it waited {time} for a free slot: as many runs as `max_parallel` allows were going on"
-            )
-        }
-        Wait::Overlap => format!("it waited {time} for the run before it to end"),
-        Wait::StoreAway => {
-            format!("it waited {time} for the store to answer, or for its clock to be believed")
-        }
-        Wait::Overdue => format!("no instance could start it for {time}; then it was caught up"),
-        Wait::Host => format!("its host took {time} to start it, after the store had granted it"),
-    }
-}
-
 /// What was expected of the job, and for a late start why it was late.
 fn expectation(item: &Item) -> Vec<(&'static str, String)> {
     let Some(expected) = item.expected else {
@@ -285,7 +266,7 @@ fn expectation(item: &Item) -> Vec<(&'static str, String)> {
         )],
         (Kind::Late, Some(run)) => {
             let why = match run.waited {
-                Some((wait, ms)) => reason(wait, ms),
+                Some((wait, ms)) => wait.delay(&words::took(i64::try_from(ms).unwrap_or(i64::MAX))),
                 // An older version ran it, or its daemon died.
                 None => "nobody noted what it waited for".to_owned(),
             };

@@ -268,7 +268,8 @@ fn an_alarm_says_that_all_instances_drain_and_names_no_next_run() {
         let of = Text::of(&fresh, "1", &surroundings());
         of.body.whole(Links::InTheText)
     };
-    let why = "why:         all live instances drain, so no job starts until somebody undrains one";
+    let why =
+        "why:         all live instances drain or stop, so no job starts until one is undrained";
     let (moving, still) = (said(false), said(true));
     assert!(
         !moving.contains(why) && moving.contains("next:"),

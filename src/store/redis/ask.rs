@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     logic::claim::{Claim, Missed, Observed, OnCrash, Target},
-    model::{InstanceId, RunId, RunRecord},
+    model::{InstanceId, RunId, RunRecord, Wait},
     store::connection::Script,
 };
 
@@ -66,6 +66,8 @@ struct Extra<'a> {
     key: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     before: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<&'static str>,
 }
 
 pub(super) fn extra(c: &Claim) -> String {
@@ -73,7 +75,12 @@ pub(super) fn extra(c: &Claim) -> String {
         Target::Scheduled(_) => (None, None),
         Target::Manual { key, before } => (Some(key.as_str()), before.map(|b| b.0)),
     };
-    if c.missed.is_empty() && c.observed.is_none() && c.holds.is_empty() && key.is_none() {
+    if c.missed.is_empty()
+        && c.observed.is_none()
+        && c.holds.is_empty()
+        && key.is_none()
+        && c.cause.is_none()
+    {
         return String::new();
     }
     to_json(&Extra {
@@ -84,6 +91,7 @@ pub(super) fn extra(c: &Claim) -> String {
         max_attempts: c.max_attempts,
         key,
         before,
+        cause: c.cause.map(Wait::cause),
     })
 }
 

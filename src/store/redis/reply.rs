@@ -282,6 +282,7 @@ mod tests {
             definition: String::new(),
             observed: None,
             holds: vec![],
+            cause: None,
         }
     }
 

@@ -394,10 +394,9 @@ impl World {
                 self.here(i, job).state.ended_elsewhere();
                 self.next_attempt(i, job, *occurrence);
             }
-            Event::Triggered { job, key } => {
-                let at = self.instances[i].believed_ms(self.now);
-                if let Some(at) = at {
-                    self.triggered(i, job, key, at);
+            Event::Triggered { job, key, at } => {
+                if self.instances[i].believed_ms(self.now).is_some() {
+                    self.triggered(i, job, key, *at);
                 }
             }
             Event::Controlled { job } => self.here(i, job).state.stale(),
