@@ -220,11 +220,12 @@ impl Holder {
                 nudge: nudge.clone(),
             };
             this.running.lock().insert(run, entry);
-            let awaited = this.hold(&contender, granted, &nudge, command).await;
+            let untold = this.hold(&contender, granted, &nudge, command).await;
             this.running.lock().remove(&run);
-            contender.run_ended(&job, run, awaited.as_ref().map(|r| r.occurrence));
+            let awaited = untold.as_ref().filter(|r| r.outcome != Outcome::Replaced);
+            contender.run_ended(&job, run, awaited.map(|r| r.occurrence));
             #[cfg(feature = "notify")]
-            if let Some(record) = awaited
+            if let Some(record) = untold
                 && definition.alarms.heartbeat.is_some()
             {
                 tokio::spawn(this.tell_if_last(contender, definition, record));
@@ -232,7 +233,7 @@ impl Holder {
         });
     }
 
-    /// An attempt that another one was to follow is the last if that is dropped.
+    /// An attempt that another one was to follow, or to replace, is the last if that does not come.
     #[cfg(feature = "notify")]
     async fn tell_if_last(
         self: Arc<Self>,
@@ -263,7 +264,7 @@ impl Holder {
                 has: contender.job(&job.name).is_some(),
                 now: reply.now_us.div_euclid(1000),
             };
-            match sight.is_followed(&newer, record.occurrence, record.attempt) {
+            match sight.is_followed(&newer, &record) {
                 None => {}
                 Some(true) => return,
                 Some(false) => {
@@ -274,7 +275,8 @@ impl Holder {
         }
     }
 
-    /// Handles a run from the grant to the settlement. Returns its record if its occurrence waits for another attempt.
+    /// Handles a run from the grant to the settlement. Returns its record if another attempt, or the run that replaces
+    /// it, is to tell how its job goes on.
     // Long: the stages of a run one after the other, and each may be its last.
     async fn hold(
         &self,
@@ -714,8 +716,8 @@ impl Holder {
         }
     }
 
-    /// Records the outcome, and retries until the store has it or this process must end. Returns the record if its
-    /// occurrence waits for another attempt.
+    /// Records the outcome, and retries until the store has it or this process must end. Returns what [`Holder::hold`]
+    /// does.
     async fn settle(
         &self,
         contender: &Contender,
@@ -727,9 +729,11 @@ impl Holder {
         let record = self.record(g, Some(end));
         log_end(&record);
         contender.vitals.figures.ended(&record);
-        // An attempt that another one follows is not the end of its occurrence.
+        // An attempt that another one follows is not the end of its occurrence. A run that makes room for another one,
+        // which may begin on another instance, must not be told as failed after that has begun.
+        let replaced = record.outcome == Outcome::Replaced;
         #[cfg(feature = "notify")]
-        if next_attempt.is_none() {
+        if next_attempt.is_none() && !replaced {
             self.heartbeats.send(
                 &g.job.name,
                 g.job.alarms.heartbeat.as_ref(),
@@ -743,9 +747,8 @@ impl Holder {
         };
         let told = self.offer(g, &settle, &with_settlement(end)).await?;
         let lost = told == Settlement::Lost;
-        let record = next_attempt
-            .filter(|_| !lost)
-            .map(|_| settle.record.clone());
+        let untold = replaced || next_attempt.is_some() && !lost;
+        let record = untold.then(|| settle.record.clone());
         #[cfg(feature = "notify")]
         self.trace(g, end, settle.record);
         if lost {

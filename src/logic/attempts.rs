@@ -54,6 +54,9 @@ impl After {
 /// instance that has it all the same says so, ms.
 pub const OFF_MS: i64 = 10_000;
 
+/// So long after a run was ended to make room for another one, that one counts as not to come, ms.
+const REPLACED_MS: i64 = 60_000;
+
 /// What is known of a job when somebody asks what became of an attempt that another one was to follow.
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
@@ -72,9 +75,13 @@ impl Sight<'_> {
         open.is_some_and(|o| o.next_attempt.is_none() || self.is_had())
     }
 
-    /// Whether the job went on after an attempt (of `at`), so that the end of this one says nothing any more. `newer`:
-    /// what was recorded since. None: the next attempt is still to come.
-    pub fn is_followed(self, newer: &[RunRecord], at: Occurrence, attempt: u32) -> Option<bool> {
+    /// Whether the job went on after an attempt, so that its end says nothing any more. `newer`: what was recorded
+    /// since. None: the next attempt, or the run that replaces it, is still to come.
+    pub fn is_followed(self, newer: &[RunRecord], ended: &RunRecord) -> Option<bool> {
+        let (at, attempt) = (ended.occurrence, ended.attempt);
+        if ended.outcome == Outcome::Replaced {
+            return self.is_replaced(newer, ended);
+        }
         if let Some(open) = self.open(at) {
             let waits = open.next_attempt.is_some() && open.run.attempt == attempt;
             return match waits {
@@ -90,6 +97,20 @@ impl Sight<'_> {
             false => r.outcome == Outcome::Succeeded,
         };
         Some(newer.iter().any(follows))
+    }
+
+    /// The same of a run that another one was to replace.
+    fn is_replaced(self, newer: &[RunRecord], ended: &RunRecord) -> Option<bool> {
+        let later = |at: Occurrence| at > ended.occurrence;
+        let mut open = self.state.iter().flat_map(|st| &st.open);
+        if open.any(|o| later(o.run.occurrence)) {
+            return Some(true);
+        }
+        if let Some(r) = newer.iter().find(|r| later(r.occurrence)) {
+            return Some(r.attempt > 0);
+        }
+        let since = ended.finished_at.unwrap_or(self.now);
+        (self.now.saturating_sub(since) >= REPLACED_MS).then_some(false)
     }
 
     fn open(&self, at: Occurrence) -> Option<&Open> {
@@ -147,7 +168,7 @@ mod tests {
             logic::claim::NextAttempt,
             model::{InstanceId, JobName, Run, RunId},
         };
-        let at = Occurrence(60_000);
+        let (at, later) = (Occurrence(60_000), Occurrence(120_000));
         let open = |at: Occurrence, attempt: u32, waits: bool| Open {
             run: Run {
                 occurrence: at,
@@ -177,6 +198,11 @@ mod tests {
                 now: 7 + OFF_MS,
             }
         }
+        let ended = |outcome| RunRecord {
+            attempt: 2,
+            finished_at: Some(7),
+            ..RunRecord::without_run(&JobName::new("x"), at, Trigger::Retry, outcome)
+        };
         let followed = |newer: &[(Occurrence, u32, Outcome)], open: Vec<Open>, off| {
             let state = State {
                 open,
@@ -188,15 +214,15 @@ mod tests {
                 ..RunRecord::without_run(&JobName::new("x"), at, Trigger::Schedule, outcome)
             };
             let newer: Vec<RunRecord> = newer.iter().copied().map(record).collect();
-            sight(Some(&state)).is_followed(&newer, at, 2)
+            sight(Some(&state)).is_followed(&newer, &ended(Outcome::Failed))
         };
-        let later = Occurrence(120_000);
         let waits = || open(at, 2, true);
         assert_eq!(followed(&[], vec![waits()], 0), None);
         // Nobody has the job; it was cancelled; the store has forgotten it.
         assert_eq!(followed(&[], vec![waits()], 7), Some(false));
         assert_eq!(followed(&[], vec![], 0), Some(false));
-        assert_eq!(sight(None).is_followed(&[], at, 2), Some(false));
+        let failed = ended(Outcome::Failed);
+        assert_eq!(sight(None).is_followed(&[], &failed), Some(false));
         // Until it is sure that nobody has the job, the next one may come; and an instance that has it disabled makes
         // it, too.
         let off = State {
@@ -212,7 +238,31 @@ mod tests {
             };
             assert_eq!(sight.is_open(at), open);
             let followed = (!open).then_some(false);
-            assert_eq!(sight.is_followed(&[], at, 2), followed);
+            assert_eq!(sight.is_followed(&[], &failed), followed);
+        }
+        // A run that another one was to replace: that has begun; it came to no run; it does not come.
+        let replaced = ended(Outcome::Replaced);
+        let begun = |open| State {
+            open,
+            ..State::default()
+        };
+        let newer = |attempt, outcome| RunRecord {
+            attempt,
+            ..RunRecord::without_run(&JobName::new("x"), later, Trigger::Schedule, outcome)
+        };
+        for (open, newer, waited, followed) in [
+            (vec![open(later, 1, false)], vec![], 0, Some(true)),
+            (vec![], vec![newer(1, Outcome::Failed)], 0, Some(true)),
+            (vec![], vec![newer(0, Outcome::Missed)], 0, Some(false)),
+            (vec![], vec![], REPLACED_MS - 1, None),
+            (vec![], vec![], REPLACED_MS, Some(false)),
+        ] {
+            let state = begun(open);
+            let sight = Sight {
+                now: 7 + waited,
+                ..sight(Some(&state))
+            };
+            assert_eq!(sight.is_followed(&newer, &replaced), followed);
         }
         // The record of the attempt itself follows nothing.
         for outcome in [Outcome::Failed, Outcome::Succeeded] {

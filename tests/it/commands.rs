@@ -117,8 +117,12 @@ fn a_trigger_that_all_drained_instances_miss_is_found_at_its_time() {
     let at = record["occurrence"].as_str().expect("an instant");
     let error = record["error"].as_str().expect("a reason");
     assert!(error.contains(": no instance could start it"), "{error}");
-    let why = fleet.said(&["why", "rare", at]);
-    assert!(why.contains("recorded it as missed"), "{why}");
+    // An instance writes its decisions down once a second.
+    let why = || fleet.said(&["why", "rare", at]);
+    wait_until("the decision is recorded", GENEROUS, || {
+        why().contains("recorded it as missed")
+    });
+    let why = why();
     assert!(why.contains("did not claim it: draining"), "{why}");
     assert!(!why.contains("recorded no decision"), "{why}");
     let at_ms = at.parse::<jiff::Timestamp>().expect("an instant");

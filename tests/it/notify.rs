@@ -465,6 +465,28 @@ fn heartbeats_tell_how_a_run_ended_that_the_end_of_its_instance_ended() {
     }
 }
 
+/// A service would take a job that runs for one that failed: the run that replaces it may begin on another instance.
+#[test]
+fn heartbeats_tell_a_run_that_was_replaced_by_the_start_of_the_next() {
+    let hook = Hook::start(Mode::Takes);
+    let url = hook.url("beat");
+    let fleet = fleet(2)
+        .default("heartbeat_url", &format!("\"{url}\""))
+        .job(
+            "long",
+            "command = \"exec sleep 60\"\nschedule = \"@every 2s\"\noverlap = \"replace\"",
+        )
+        .start();
+    wait_until("several have begun", GENEROUS, || hook.paths().len() >= 5);
+    fleet.said(&["pause", "long"]);
+    let begun = || hook.paths().iter().all(|path| path == "/beat/start");
+    assert!(begun(), "{:?}", hook.paths());
+    fleet.said(&["cancel", "long"]);
+    wait_until("its end is told", GENEROUS, || !begun());
+    let paths = hook.paths();
+    assert_eq!(paths.last().map(String::as_str), Some("/beat/fail"));
+}
+
 /// Else a service that heard of its start would wait for its end.
 #[test]
 fn a_heartbeat_says_that_the_last_attempt_failed_also_if_a_next_one_was_dropped() {
