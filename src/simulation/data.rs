@@ -248,6 +248,11 @@ impl Data {
                 let all = self.hash(key)?.iter();
                 Answer::List(all.flat_map(|(n, v)| [bulk(n), bulk(v)]).collect())
             }
+            (b"HSCAN", [key, ..]) => {
+                let all = self.hash(key)?.iter();
+                let all = all.flat_map(|(n, v)| [bulk(n), bulk(v)]).collect();
+                Answer::List(vec![bulk(b"0"), Answer::List(all)])
+            }
             (b"HLEN", [key]) => Answer::Int(self.hash(key)?.len() as i64),
             (b"MEMORY", [_, key, ..]) => match self.get(key) {
                 Some(kept) => Answer::Int(kept.bytes() as i64),

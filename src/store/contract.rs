@@ -51,6 +51,10 @@ pub const JOBS_MOST: usize = 100_000;
 pub const NAME_MOST: usize = 1000;
 /// The most notes that a store reads: one for each job, and the messages that wait.
 pub const NOTES_MOST: usize = 120_000;
+/// The most bytes of all notes, with their names: those of a hundred thousand jobs, and of the messages that wait.
+pub const NOTES_BYTES_MOST: usize = 256 << 20;
+/// So many bytes of notes, and some more, come in one answer.
+pub const NOTES_AT_ONCE: usize = 4 << 20;
 /// The most bytes of one run's output that soloist puts together in memory.
 pub const OUTPUT_MOST: usize = 64 << 20;
 /// The highest number of a byte of output: every store can count exactly up to here (Lua's numbers end at 2^53).
@@ -188,6 +192,22 @@ pub struct Fleet {
     pub instances: BTreeMap<InstanceId, Info>,
     /// The instances that `soloist drain` told to drain.
     pub drains: Vec<InstanceId>,
+}
+
+#[cfg(test)]
+impl Fleet {
+    /// These instances in an epoch that grants; none was asked to drain.
+    pub(crate) fn of(instances: impl IntoIterator<Item = (InstanceId, Info)>) -> Self {
+        Self {
+            id: "e".into(),
+            before: None,
+            born: 0,
+            quarantine: Duration::ZERO,
+            open: true,
+            instances: instances.into_iter().collect(),
+            drains: vec![],
+        }
+    }
 }
 
 impl Fleet {

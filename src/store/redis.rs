@@ -13,9 +13,12 @@ pub(crate) mod reply;
 mod script;
 pub(crate) mod state;
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -751,10 +754,29 @@ impl Store for RedisStore {
 
     async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
         let keys = [self.global("notices")];
-        let args = [Arg::Int(i64::from(all))];
-        let reply = self.run(&self.pool, &NOTICES, &keys, &args, false).await?;
-        let notices = self.understood(reply::notices(&reply.value))?;
-        Ok(reply.map(|_| notices))
+        let mut cursor = if all { "0" } else { "" }.to_owned();
+        let (mut notes, mut bytes) = (BTreeMap::new(), 0);
+        loop {
+            let args = [Arg::String(cursor)];
+            let reply = self.run(&self.pool, &NOTICES, &keys, &args, false).await?;
+            let (part, next) = self.understood(reply::notices(&reply.value))?;
+            let sizes = part
+                .notes
+                .iter()
+                .map(|(name, note)| name.len() + note.len());
+            bytes += sizes.sum::<usize>();
+            notes.extend(part.notes);
+            if next.is_empty() || next == "0" {
+                let lease = part.lease;
+                return Ok(reply.map(|_| Notices { lease, notes }));
+            }
+            // They may have grown since the first part.
+            if bytes > super::NOTES_BYTES_MOST {
+                let most = super::NOTES_BYTES_MOST;
+                return self.understood(Err(format!("more than {most} bytes of notes")));
+            }
+            cursor = next;
+        }
     }
 
     async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {

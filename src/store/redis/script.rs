@@ -7,7 +7,8 @@ use crate::{
     logic::{belief, claim},
     store::{
         FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, LINE_MOST, NAME_MOST,
-        NOTES_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL, STATE_MOST,
+        NOTES_AT_ONCE, NOTES_BYTES_MOST, NOTES_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL,
+        STATE_MOST,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
     },
@@ -94,6 +95,8 @@ fn constants() -> String {
         ("FIELDS_MOST", FIELDS_MOST as u128),
         ("MEMBERS_MOST", MEMBERS_MOST as u128),
         ("NOTES_MOST", NOTES_MOST as u128),
+        ("NOTES_BYTES_MOST", NOTES_BYTES_MOST as u128),
+        ("NOTES_AT_ONCE", NOTES_AT_ONCE as u128),
         ("KEY_MOST", KEY_MOST as u128),
         ("NAME_MOST", NAME_MOST as u128),
         ("LINE_MOST", LINE_MOST as u128),

@@ -12,7 +12,7 @@ use crate::{
     },
     model::{InstanceId, JobName, RunId, possible_ms},
     store::{
-        FLEET_MOST, Fleet, Info, LAST_BYTE, LINE_MOST, NAME_MOST, Notices, STATE_MOST,
+        Fleet, Info, LAST_BYTE, LINE_MOST, NAME_MOST, NOTES_BYTES_MOST, Notices, STATE_MOST,
         output::{Extent, Pieces},
     },
 };
@@ -63,9 +63,9 @@ pub(super) fn notices(db: &Connection, all: bool) -> Result<Notices, Fault> {
     while let Some(row) = rows.next()? {
         let (name, note) = (text(row, 0, NAME_MOST)?, text(row, 1, STATE_MOST)?);
         bytes += name.len() + note.len();
-        if bytes > FLEET_MOST {
+        if bytes > NOTES_BYTES_MOST {
             let reason = format!(
-                "the table notices has more than {FLEET_MOST} bytes, more than soloist reads"
+                "the table notices has more than {NOTES_BYTES_MOST} bytes, more than soloist reads"
             );
             return Err(Fault::Data(reason));
         }
