@@ -64,8 +64,8 @@ local function not_run(c, at, outcome, count, reason)
     instance = instance, host = host, outcome = outcome, count = count, error = reason }))
 end
 
--- As `not_run`, of occurrences that a loss of the store's data, or a pause, kept from running. If the history has such a
--- record of `before`, the newest one that was decided before them, the new record takes its place. -1: one that ran
+-- As `not_run`, of occurrences that a loss of the store's data, or a pause, kept from running. If the history has such
+-- a record of `before`, the newest one that was decided before them, the new record takes its place. -1: one that ran
 -- early lies between them.
 local function keep_back(c, at, count, before, outcome, why)
   local all = redis.call('LRANGE', c.history, 0, HISTORY_KEPT)
@@ -271,14 +271,15 @@ local function claim(c)
   local never = c.start_by == -1 and JOB_REMOVED or OVERDUE .. cause
   local pause = st[5] and cjson.decode(st[5])
   local paused_why = pause and (pause.reason and 'paused: ' .. pause.reason or 'paused')
-  -- Returns the outcome, and why the occurrences from `first` to `last` do not run; nil: it was for a lack of instances.
+  -- Returns an outcome, and why the occurrences from `first` to `last` do not run; nil: not for a loss or a pause.
   local function why_late(first, last)
     if c.start_by == -1 then return end
     if first <= lost_until and last > lost_before then
       local lost = redis.call('HMGET', c.state, 'first_wait', 'lost_why')
       return lost[1] and 'skipped' or 'missed', lost[2] or AFTER_LOSS
     end
-    if pause and pause.at <= first and (not pause['until'] or last < pause['until']) then return 'skipped', paused_why end
+    local covers = pause and pause.at <= first and (not pause['until'] or last < pause['until'])
+    if covers then return 'skipped', paused_why end
   end
   local early = st[7] and cjson.decode(st[7]) or NOTHING
   if extra.missed then

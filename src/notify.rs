@@ -71,7 +71,7 @@ pub(crate) async fn serve(p: Parts) {
 }
 
 /// Why a message was not delivered, as far as known.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Undelivered {
     /// In words, without secrets.
     pub(crate) why: String,
@@ -79,6 +79,8 @@ pub(crate) struct Undelivered {
     pub(crate) refused: bool,
     /// Who of its receivers lacks it. Empty: all of them.
     pub(crate) lacking: Vec<String>,
+    /// Those of them whom the server refused for good, if it may yet take the message for the others.
+    pub(crate) for_good: Vec<String>,
     /// It may have arrived all the same.
     pub(crate) perhaps: bool,
     /// When to try again, as the server says.
@@ -91,6 +93,7 @@ impl Undelivered {
             why: why.into(),
             refused: false,
             lacking: vec![],
+            for_good: vec![],
             perhaps: false,
             retry_after: None,
         }

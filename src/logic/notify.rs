@@ -595,7 +595,7 @@ impl GivenUp {
             true => String::new(),
             false => {
                 let left: String = (message.left.join(", ").chars().take(GIVEN_UP_LEFT)).collect();
-                format!(" (not delivered to {left}; the others have it)")
+                format!(" (it is about {left} alone)")
             }
         };
         let room = GIVEN_UP_WHY.saturating_sub(tail.chars().count());

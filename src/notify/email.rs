@@ -305,8 +305,12 @@ impl<'a> Letter<'a> {
             permanent &= e.refused;
             whys.push(e.why.clone());
         }
+        let mut for_good = vec![];
         for (receiver, e) in &refused {
             permanent &= e.refused;
+            if e.refused {
+                for_good.push((*receiver).clone());
+            }
             whys.push(match to.len() {
                 1 => e.why.clone(),
                 _ => words::line(&format!("not {receiver}: {}", e.why)),
@@ -322,6 +326,7 @@ impl<'a> Letter<'a> {
             // Without an answer to the mail itself, nobody knows whether the server took it.
             perhaps: stage == Stage::Sent,
             lacking: lacking.into_iter().cloned().collect(),
+            for_good: if permanent { vec![] } else { for_good },
             ..Undelivered::new(why)
         })
     }

@@ -747,7 +747,7 @@ impl Keeper {
         let delivered = lacking.is_empty() && (sent.result.is_ok() || !all.is_empty());
         let left = match lacking.len() == all.len() {
             true => message.left.clone(),
-            false => lacking,
+            false => lacking.clone(),
         };
         let mut changes = Changes::default();
         let figures = &self.parts.vitals.figures;
@@ -769,46 +769,72 @@ impl Keeper {
                 };
                 changes.messages.insert(id.clone(), message);
             }
-            Err(e) => {
-                let tries = message.tries.saturating_add(1);
-                let refusals = message.refusals.saturating_add(u32::from(e.refused));
-                let pause = match e.refused {
-                    true => refused_again(refusals),
-                    false => Some(backoff::nth(AGAIN.0, tries, AGAIN.1)),
-                };
-                let pause = pause.map(|p| backoff::spread(failpoint::hurry(p), fastrand::f64()));
-                let now = self.now_ms();
+            Err(mut e) => {
                 figures.notification(channel, Told::Failed);
-                let Some(pause) = pause else {
-                    let message = Message {
-                        tries,
-                        left,
-                        ..message
+                let for_good = std::mem::take(&mut e.for_good);
+                let mut others = lacking;
+                others.retain(|receiver| !for_good.contains(receiver));
+                if for_good.is_empty() || others.is_empty() {
+                    self.again(&mut changes, id, message, left, e);
+                } else {
+                    // They are given up soon, and the others are not: it becomes two messages.
+                    let apart = format!("{id}-{:08x}", fastrand::u32(..));
+                    let refused = Undelivered {
+                        refused: true,
+                        ..e.clone()
                     };
-                    let given_up = GivenUp::new(id, &message, &e.why, now);
-                    changes.given_up.push(given_up);
-                    self.commit(changes).await;
-                    return;
-                };
-                let pause = e.retry_after.unwrap_or(pause);
-                let words = words::took(pause.as_millis() as i64);
-                warn!(%channel, id = %id, tries, error = e.why, pause = words, "cannot send a notification; retrying");
-                let due = now.saturating_add(pause.as_millis() as i64);
-                let message = Message {
-                    tries,
-                    refusals,
-                    left,
-                    sending: None,
-                    perhaps_sent: message.perhaps_sent || e.perhaps,
-                    due,
-                    channel_rests: if e.retry_after.is_some() { due } else { 0 },
-                    why: Some(e.why),
-                    ..message
-                };
-                changes.messages.insert(id.clone(), message);
+                    self.again(&mut changes, &apart, message.clone(), for_good, refused);
+                    self.again(&mut changes, id, message, others, e);
+                }
             }
         }
         self.commit(changes).await;
+    }
+
+    /// A message was not sent to those who are `left` (empty: to nobody): it is tried again, or given up.
+    fn again(
+        &self,
+        changes: &mut Changes,
+        id: &str,
+        message: Message,
+        left: Vec<String>,
+        e: Undelivered,
+    ) {
+        let (channel, now) = (&message.channel, self.now_ms());
+        let tries = message.tries.saturating_add(1);
+        let refusals = message.refusals.saturating_add(u32::from(e.refused));
+        let pause = match e.refused {
+            true => refused_again(refusals),
+            false => Some(backoff::nth(AGAIN.0, tries, AGAIN.1)),
+        };
+        let pause = pause.map(|p| backoff::spread(failpoint::hurry(p), fastrand::f64()));
+        let Some(pause) = pause else {
+            let message = Message {
+                tries,
+                left,
+                ..message
+            };
+            changes
+                .given_up
+                .push(GivenUp::new(id, &message, &e.why, now));
+            return;
+        };
+        let pause = e.retry_after.unwrap_or(pause);
+        let words = words::took(pause.as_millis() as i64);
+        warn!(%channel, id = %id, tries, error = e.why, pause = words, "cannot send a notification; retrying");
+        let due = now.saturating_add(pause.as_millis() as i64);
+        let message = Message {
+            tries,
+            refusals,
+            left,
+            sending: None,
+            perhaps_sent: message.perhaps_sent || e.perhaps,
+            due,
+            channel_rests: if e.retry_after.is_some() { due } else { 0 },
+            why: Some(e.why),
+            ..message
+        };
+        changes.messages.insert(id.to_owned(), message);
     }
 
     /// The daemon ends: another instance may go on at once.

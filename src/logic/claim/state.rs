@@ -262,8 +262,8 @@ impl State {
             .iter()
             .find(|o| o.run.id == run && o.next_attempt.is_none())
     }
-    /// Why the range does not run, if it was not for a lack of instances: the loss of the store's data kept it (or its
-    /// begin) from running, or the job was paused.
+    /// Why the range does not run, and how that is recorded: the loss of the store's data kept it (or its begin) from
+    /// running, or the job was paused. None: neither.
     pub(super) fn why_late(&self, c: &Claim, m: &Missed) -> Option<Kept> {
         if c.start_by == REMOVED {
             return None;

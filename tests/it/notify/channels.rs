@@ -246,6 +246,32 @@ fn a_receiver_who_is_refused_for_the_time_being_holds_up_no_other() {
     assert!(!server.mails().iter().any(|m| m.contains("repetition")));
 }
 
+/// Another try helps one of them alone.
+#[test]
+fn a_receiver_who_is_refused_for_good_is_given_up_beside_one_who_is_not() {
+    let server = MailServer::start();
+    let to = "\"ann@example.org\", \"Busy <busy@example.org>\", \"bad@example.org\"";
+    let fleet = fleet(1)
+        .tables(&mail(&server, to))
+        .default("notify", "[\"mail\"]")
+        .job("bad", BAD)
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
+        .start();
+    fleet.wait_log(0, "gave a message up");
+    let all = fleet.json(&["notify", "undelivered", "--json"]);
+    let why = all[0]["why"].as_str().expect("why");
+    let end = "(it is about bad@example.org alone)";
+    assert!(why.ends_with(end), "{why}");
+    assert_eq!(all[0]["tries"], 4);
+    assert_eq!(server.taken().len(), 1);
+    server.calm_down();
+    let taken = wait_for("the other one has it", GENEROUS, || {
+        Some(server.taken()).filter(|all| all.len() > 1)
+    });
+    let to: Vec<_> = taken.iter().map(|(to, _)| to.join(" ")).collect();
+    assert_eq!(to, ["ann", "busy"]);
+}
+
 #[test]
 fn that_a_receiver_never_got_a_mail_is_an_event() {
     let server = MailServer::start();
@@ -259,7 +285,7 @@ fn that_a_receiver_never_got_a_mail_is_an_event() {
     fleet.wait_log(0, "gave a message up");
     let all = fleet.json(&["notify", "undelivered", "--json"]);
     let why = all[0]["why"].as_str().expect("why");
-    let end = "no such user) (not delivered to bad@example.org; the others have it)";
+    let end = "no such user) (it is about bad@example.org alone)";
     assert!(why.ends_with(end), "{why}");
     let taken = server.taken();
     assert_eq!(taken.len(), 1, "{taken:?}");
