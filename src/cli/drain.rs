@@ -101,8 +101,6 @@ fn choose(
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, time::Duration};
-
     use super::*;
     use crate::{
         acts::others,
@@ -111,28 +109,17 @@ mod tests {
     };
 
     fn fleet(instances: &[(&str, &str, i64)]) -> Fleet {
-        Fleet {
-            id: "e".into(),
-            before: None,
-            born: 0,
-            quarantine: Duration::ZERO,
-            open: true,
-            instances: instances
-                .iter()
-                .map(|(id, host, seen)| {
-                    let info = Info {
-                        seen: *seen,
-                        host: (*host).into(),
-                        process: 1,
-                        running: vec![(JobName::new("draw"), Occurrence(1))],
-                        jobs: 1,
-                        ..Info::default()
-                    };
-                    (InstanceId::new(id), info)
-                })
-                .collect::<BTreeMap<_, _>>(),
-            drains: vec![],
-        }
+        Fleet::of(instances.iter().map(|(id, host, seen)| {
+            let info = Info {
+                seen: *seen,
+                host: (*host).into(),
+                process: 1,
+                running: vec![(JobName::new("draw"), Occurrence(1))],
+                jobs: 1,
+                ..Info::default()
+            };
+            (InstanceId::new(id), info)
+        }))
     }
 
     fn at(f: &Fleet, now: i64) -> Clock {

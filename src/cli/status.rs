@@ -433,16 +433,10 @@ mod tests {
         let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\n";
         let config = crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap();
         let said = |drains: &[&str]| {
+            let instances = ["a", "b"].map(|id| (InstanceId::new(id), info(NOW, "aaaaaaaa", 0.0)));
             let fleet = Fleet {
-                id: "e".into(),
-                before: None,
-                born: 0,
-                quarantine: Duration::ZERO,
-                open: true,
-                instances: BTreeMap::from(
-                    ["a", "b"].map(|id| (InstanceId::new(id), info(NOW, "aaaaaaaa", 0.0))),
-                ),
                 drains: drains.iter().map(|id| InstanceId::new(id)).collect(),
+                ..Fleet::of(instances)
             };
             let s = view::status(&config, "x", &fleet, &HashMap::new(), NOW, "i");
             anstream::adapter::strip_str(&render(&s)).to_string()
@@ -454,7 +448,7 @@ mod tests {
         );
         let all = said(&["a", "b"]);
         assert!(
-            all.contains("all live instances drain, so no job starts"),
+            all.contains("all live instances drain or stop, so no job starts"),
             "{all}"
         );
         assert!(all.contains("when one is undrained"), "{all}");
@@ -563,19 +557,11 @@ mod tests {
     #[test]
     fn runs_of_jobs_that_the_configuration_lacks_are_shown() {
         let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
-        let fleet = Fleet {
-            id: "e".into(),
-            before: None,
-            born: 0,
-            quarantine: Duration::ZERO,
-            open: true,
-            instances: BTreeMap::from([
-                (InstanceId::new("web-1"), info(NOW, &config.digest, 0.0)),
-                (InstanceId::new("web-2"), info(NOW, "other", 0.0)),
-                (InstanceId::new("gone"), info(0, "other", 0.0)),
-            ]),
-            drains: vec![],
-        };
+        let fleet = Fleet::of([
+            (InstanceId::new("web-1"), info(NOW, &config.digest, 0.0)),
+            (InstanceId::new("web-2"), info(NOW, "other", 0.0)),
+            (InstanceId::new("gone"), info(0, "other", 0.0)),
+        ]);
         let view = view::status(&config, "", &fleet, &HashMap::new(), NOW, "i");
         let text = anstream::adapter::strip_str(&render(&view)).to_string();
         let said =
@@ -595,15 +581,7 @@ mod tests {
                 i.clock_doubt_ms = doubts.then_some(HOUR);
                 (InstanceId::new(name), i)
             };
-            let fleet = Fleet {
-                id: "e".into(),
-                before: None,
-                born: 0,
-                quarantine: Duration::ZERO,
-                open: true,
-                instances: BTreeMap::from([one("a", doubts[0]), one("b", doubts[1])]),
-                drains: vec![],
-            };
+            let fleet = Fleet::of([one("a", doubts[0]), one("b", doubts[1])]);
             let view = view::status(&config, "", &fleet, &HashMap::new(), NOW, "i");
             let text = anstream::adapter::strip_str(&render(&view)).to_string();
             assert!(text.starts_with("2 live instances"), "{text}");
@@ -625,18 +603,10 @@ mod tests {
     fn the_configuration_that_most_live_instances_have_is_the_common_one() {
         let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
         let odd = |instances: &[(&str, i64, &str)]| -> Vec<String> {
-            let fleet = Fleet {
-                id: "e".into(),
-                before: None,
-                born: 0,
-                quarantine: Duration::ZERO,
-                open: true,
-                instances: instances
-                    .iter()
-                    .map(|(id, seen, digest)| (InstanceId::new(id), info(*seen, digest, 0.0)))
-                    .collect(),
-                drains: vec![],
-            };
+            let instances = instances.iter();
+            let fleet = Fleet::of(
+                instances.map(|(id, seen, digest)| (InstanceId::new(id), info(*seen, digest, 0.0))),
+            );
             view::status(&config, "", &fleet, &HashMap::new(), NOW, "i")
                 .instances
                 .iter()

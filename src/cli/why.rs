@@ -213,7 +213,7 @@ fn since(ms: i64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, path::Path, time::Duration};
+    use std::path::Path;
 
     use super::{super::history::tests::run, *};
     use crate::{
@@ -262,20 +262,12 @@ mod tests {
                 nobody_believes: false,
             },
             now: NOW,
-            fleet: Fleet {
-                id: "e".into(),
-                before: None,
-                born: 0,
-                quarantine: Duration::ZERO,
-                open: true,
-                instances: BTreeMap::from([
-                    (InstanceId::new("web-1"), info(0, NOW)),
-                    (InstanceId::new("web-2"), info(AT + 1, NOW)),
-                    (InstanceId::new("web-3"), info(0, AT - 1)),
-                    (InstanceId::new("web-4"), info(0, NOW)),
-                ]),
-                drains: vec![],
-            },
+            fleet: Fleet::of([
+                (InstanceId::new("web-1"), info(0, NOW)),
+                (InstanceId::new("web-2"), info(AT + 1, NOW)),
+                (InstanceId::new("web-3"), info(0, AT - 1)),
+                (InstanceId::new("web-4"), info(0, NOW)),
+            ]),
             history: vec![],
             decisions: vec![],
         }

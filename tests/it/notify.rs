@@ -16,7 +16,7 @@ use serde_json::Value;
 use self::servers::{Hook, Mode};
 use crate::support::{
     GENEROUS,
-    fleet::{LATE_RATHER_THAN_SKIPPED, Plan, fleet},
+    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, Plan, fleet},
     now_ms, wait_for, wait_until,
 };
 
@@ -147,37 +147,38 @@ fn a_message_that_was_sent_by_a_notifier_that_died_comes_again_and_says_so() {
 }
 
 /// Each channel gets one message. Only what comes to its end more than ten seconds after the first may be in another.
+/// The plan with so many jobs that fail at one instant, when the instances have started.
+fn fail_at_once(plan: Plan, jobs: u64) -> Plan {
+    let plan = plan
+        .unrecorded()
+        .alone()
+        .default("output", "{ log = false }");
+    let job = "command = [\"false\"]\nschedule = \"@at {soon}\"";
+    (0..jobs).fold(plan, |plan, n| plan.job(&format!("j{n}"), job))
+}
+
+/// When the last runs of all jobs ended, Unix ms.
+fn ends(fleet: &Fleet) -> Vec<i64> {
+    let runs = fleet.json(&["history", "--json", "-n", "1000"]);
+    let runs = runs.as_array().expect("runs").iter();
+    runs.map(|r| millis(&r["finished_at"])).collect()
+}
+
 #[test]
 fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
     const JOBS: u64 = 1000;
     let hook = Hook::start(Mode::Takes);
     let channels = channel("ops", &hook, "") + &channel("two", &hook, "");
-    let mut plan = fleet(2)
-        .unrecorded()
-        .alone()
+    let plan = fleet(2)
         .tables(&channels)
-        .default("notify", "[\"ops\", \"two\"]")
-        .default("output", "{ log = false }");
-    for n in 0..JOBS {
-        // At one instant, when the instances have started.
-        plan = plan.job(
-            &format!("j{n}"),
-            "command = [\"false\"]\nschedule = \"@at {soon}\"",
-        );
-    }
-    let fleet = plan.start();
+        .default("notify", "[\"ops\", \"two\"]");
+    let fleet = fail_at_once(plan, JOBS).start();
     let told = |name: &str| hook.heard(name).iter().map(told_in).sum::<u64>();
     wait_until("all jobs are told", GENEROUS * 3, || {
         told("ops") >= JOBS && told("two") >= JOBS
     });
     let all_told = now_ms();
-    let runs = fleet.json(&["history", "--json", "-n", "1000"]);
-    let ends: Vec<i64> = runs
-        .as_array()
-        .expect("runs")
-        .iter()
-        .map(|r| millis(&r["finished_at"]))
-        .collect();
+    let ends = ends(&fleet);
     assert_eq!(ends.len() as u64, JOBS);
     let took = all_told - ends.iter().min().expect("an end");
     // Ten seconds are how long a message waits for others; on a busy host the last ones end, or are seen, later.
@@ -205,25 +206,14 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
 fn a_notifier_that_is_behind_puts_what_happened_at_once_into_one_message() {
     const JOBS: u64 = 250;
     let hook = Hook::start(Mode::Takes);
-    let mut plan = fleet(1)
-        .unrecorded()
-        .alone()
+    let plan = fleet(1)
         .tables(&channel("ops", &hook, ""))
         .env(0, "SOLOIST_FAILPOINT", "slow_look")
-        .default("notify", "[\"ops\"]")
-        .default("output", "{ log = false }");
-    for n in 0..JOBS {
-        plan = plan.job(
-            &format!("j{n}"),
-            "command = [\"false\"]\nschedule = \"@at {soon}\"",
-        );
-    }
-    let fleet = plan.start();
+        .default("notify", "[\"ops\"]");
+    let fleet = fail_at_once(plan, JOBS).start();
     let told = || hook.heard("ops").iter().map(told_in).sum::<u64>();
     wait_until("all jobs are told", GENEROUS * 3, || told() >= JOBS);
-    let runs = fleet.json(&["history", "--json", "-n", "1000"]);
-    let runs = runs.as_array().expect("runs");
-    let ends: Vec<i64> = runs.iter().map(|r| millis(&r["finished_at"])).collect();
+    let ends = ends(&fleet);
     let took = ends.iter().max().expect("an end") - ends.iter().min().expect("an end");
     let heard = hook.heard("ops");
     // A host that is too busy may take longer for the runs themselves.

@@ -56,15 +56,7 @@ fn fleet(names: &[(&str, i64)]) -> Fleet {
     let instances = names
         .iter()
         .map(|(id, ago)| (InstanceId::new(id), info(NOW - ago)));
-    Fleet {
-        id: "e".into(),
-        before: None,
-        born: 0,
-        quarantine: Duration::ZERO,
-        open: true,
-        instances: instances.collect::<BTreeMap<_, _>>(),
-        drains: vec![],
-    }
+    Fleet::of(instances)
 }
 
 fn open(id: RunId) -> Open {
@@ -668,28 +660,37 @@ fn q_quits_from_everywhere_but_where_text_is_typed() {
     }
 }
 
-#[test]
-fn an_overdue_job_is_shown_as_such() {
-    let text = "[jobs.draw]\nschedule = '* * * * *'\ncommand = 'x'\nexpect_success_within = '1h'\n";
-    let config = config::parse(text, Path::new("jobs.toml"), &|_| None).expect("valid");
+/// One job and one instance.
+fn with_draw(lines: &str) -> State {
+    let text = format!("[jobs.draw]\nschedule = '* * * * *'\ncommand = 'x'\n{lines}\n");
+    let config = config::parse(&text, Path::new("jobs.toml"), &|_| None).expect("valid");
     let mut state = State::new(&config, "redis://h", 0, NOW);
     state.take(News::Fleet {
         fleet: Box::new(fleet(&[(WEB, 100)])),
         shown: NOW,
         local_ms: 0,
     });
-    let found = |state: &mut State, records: Vec<RunRecord>| {
-        let found = Found {
-            job: JobName::new("draw"),
-            state: Ok(None),
-            records: Some(records),
-        };
-        state.take(News::Found {
-            found: vec![found],
-            incarnation: "i".into(),
-        });
-        screen(state, 100, 20)
+    state
+}
+
+/// What the screen shows once the store has told this of the job.
+fn found_of_draw(state: &mut State, st: Option<claim::State>, records: Vec<RunRecord>) -> String {
+    let found = Found {
+        job: JobName::new("draw"),
+        state: Ok(st),
+        records: Some(records),
     };
+    state.take(News::Found {
+        found: vec![found],
+        incarnation: "i".into(),
+    });
+    screen(state, 100, 20)
+}
+
+#[test]
+fn an_overdue_job_is_shown_as_such() {
+    let mut state = with_draw("expect_success_within = '1h'");
+    let found = |state: &mut State, records: Vec<RunRecord>| found_of_draw(state, None, records);
     let (hour, failed) = (3_600_000, Outcome::Failed);
     let ok = |before| record("draw", before, Outcome::Succeeded);
     let fine = found(
@@ -727,36 +728,21 @@ fn an_overdue_job_is_shown_as_such() {
 /// As `status` and the page: what is tried again has not failed yet. Its lateness counts from when it was due.
 #[test]
 fn a_job_that_is_tried_again_does_not_fail_and_its_retry_is_not_late() {
-    let text = "[jobs.draw]\nschedule = '* * * * *'\ncommand = 'x'\nretry = { attempts = 2, interval = '10s' }\n";
-    let config = config::parse(text, Path::new("jobs.toml"), &|_| None).expect("valid");
-    let mut state = State::new(&config, "redis://h", 0, NOW);
-    state.take(News::Fleet {
-        fleet: Box::new(fleet(&[(WEB, 100)])),
-        shown: NOW,
-        local_ms: 0,
-    });
+    let mut state = with_draw("retry = { attempts = 2, interval = '10s' }");
     let first = record("draw", 41_318, Outcome::Failed);
     let mut show = |records: Vec<RunRecord>, next_attempt: Option<claim::NextAttempt>| {
         let open = next_attempt.map(|next| Open {
             next_attempt: Some(next),
             ..open(RunId::random())
         });
-        let found = Found {
-            job: JobName::new("draw"),
-            state: Ok(Some(claim::State {
-                incarnation: "i".into(),
-                newest: first.occurrence.0,
-                last: records.first().and_then(last),
-                open: open.into_iter().collect(),
-                ..claim::State::default()
-            })),
-            records: Some(records),
-        };
-        state.take(News::Found {
-            found: vec![found],
+        let st = claim::State {
             incarnation: "i".into(),
-        });
-        screen(&state, 100, 20)
+            newest: first.occurrence.0,
+            last: records.first().and_then(last),
+            open: open.into_iter().collect(),
+            ..claim::State::default()
+        };
+        found_of_draw(&mut state, Some(st), records)
     };
     let next = claim::NextAttempt {
         at: NOW + 5000,
