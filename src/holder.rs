@@ -22,7 +22,7 @@ use crate::{
     failpoint,
     guard::{HandOver, KnownEnd, Moment, Spec},
     logic::{
-        attempts::{self, After, Sight},
+        attempts::{self, After},
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
         guard_life::{self, Stop},
@@ -38,6 +38,7 @@ use crate::{
 };
 #[cfg(feature = "notify")]
 use crate::{
+    logic::notify::Sight,
     model::job::Job,
     notify::heartbeat::{self, Heartbeats},
     traces::{self, Traces},

@@ -2,6 +2,7 @@
 //! instance of the fleet, the notifier, judges records by these rules and sends (src/notify). [`stand`] says which
 //! instance that is.
 
+mod sight;
 pub mod stand;
 #[cfg(test)]
 mod tests;
@@ -14,9 +15,11 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    logic::{attempts::Sight, claim::State},
+    logic::claim::State,
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
 };
+
+pub use self::sight::{OFF_MS, Sight};
 
 /// What can be told of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

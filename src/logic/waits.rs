@@ -46,43 +46,6 @@ impl Waits {
     }
 }
 
-/// In words, for people.
-impl Wait {
-    /// Why something was not started in time.
-    pub const fn cause(self) -> &'static str {
-        match self {
-            Self::Jitter => "its `jitter` delayed it",
-            Self::Slot => "no slot was free: as many runs as `max_parallel` allows were going on",
-            Self::Overlap => "the runs of the job before it had not ended",
-            Self::StoreAway => {
-                "the store did not answer, or granted nothing, or its clock was not believed"
-            }
-            Self::Overdue => "no instance could start it: all were stopped, suspended or drained",
-            Self::Host => "its host took too long to start it, after the store had granted it",
-        }
-    }
-
-    /// Why something was started late. `time`: how long it waited.
-    pub fn delay(self, time: &str) -> String {
-        match self {
-            Self::Jitter => format!("its `jitter` delayed it by {time}"),
-            Self::Slot => format!(
-                "it waited {time} for a free slot: as many runs as `max_parallel` allows were going on"
-            ),
-            Self::Overlap => format!("it waited {time} for the run before it to end"),
-            Self::StoreAway => {
-                format!("it waited {time} for the store to answer, or for its clock to be believed")
-            }
-            Self::Overdue => {
-                format!("no instance could start it for {time}; then it was caught up")
-            }
-            Self::Host => {
-                format!("its host took {time} to start it, after the store had granted it")
-            }
-        }
-    }
-}
-
 /// Whether the lateness of such an attempt says anything: that of a trigger counts from when it was claimed, and that
 /// of a later attempt from an instant at which it was not due.
 fn counts(attempt: u32, trigger: Trigger) -> bool {

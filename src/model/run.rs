@@ -410,6 +410,40 @@ impl Wait {
             Self::Host => "host",
         }
     }
+
+    /// Why something was not started in time.
+    pub const fn cause(self) -> &'static str {
+        match self {
+            Self::Jitter => "its `jitter` delayed it",
+            Self::Slot => "no slot was free: as many runs as `max_parallel` allows were going on",
+            Self::Overlap => "the runs of the job before it had not ended",
+            Self::StoreAway => {
+                "the store did not answer, or granted nothing, or its clock was not believed"
+            }
+            Self::Overdue => "no instance could start it: all were stopped, suspended or drained",
+            Self::Host => "its host took too long to start it, after the store had granted it",
+        }
+    }
+
+    /// Why something was started late. `time`: how long it waited.
+    pub fn delay(self, time: &str) -> String {
+        match self {
+            Self::Jitter => format!("its `jitter` delayed it by {time}"),
+            Self::Slot => format!(
+                "it waited {time} for a free slot: as many runs as `max_parallel` allows were going on"
+            ),
+            Self::Overlap => format!("it waited {time} for the run before it to end"),
+            Self::StoreAway => {
+                format!("it waited {time} for the store to answer, or for its clock to be believed")
+            }
+            Self::Overdue => {
+                format!("no instance could start it for {time}; then it was caught up")
+            }
+            Self::Host => {
+                format!("its host took {time} to start it, after the store had granted it")
+            }
+        }
+    }
 }
 
 /// What a run took of its host; None: not known, because its guard was killed, or an older version recorded it.

@@ -7,10 +7,7 @@ use super::{
     stand::{LENGTH, Lease, Stand, TRUST, Write, allows},
     *,
 };
-use crate::logic::{
-    attempts::OFF_MS,
-    claim::{NextAttempt, Open},
-};
+use crate::logic::claim::{NextAttempt, Open};
 use crate::model::Boottime;
 
 const ALL: [Kind; 10] = [

@@ -7,9 +7,8 @@ use crate::{
     clock::Boottime,
     failpoint,
     logic::{
-        attempts::Sight,
         claim::State,
-        notify::{GIVE_UP_MS, Item, Kind, Notes, Verdict, made_at},
+        notify::{GIVE_UP_MS, Item, Kind, Notes, Sight, Verdict, made_at},
     },
     model::{JobName, RunRecord},
     notify::text,
