@@ -68,29 +68,46 @@ impl Client {
         Self(BufReader::new(stream))
     }
 
-    /// Sends a request, and reads the head of the answer: how long its body is.
-    fn ask(&mut self, path: &str, accept: &str) -> std::io::Result<usize> {
+    /// Sends a request, and reads the head of the answer: how long its body is. None: it comes in pieces.
+    fn ask(&mut self, path: &str, accept: &str) -> std::io::Result<Option<usize>> {
         let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n\r\n");
         self.0.get_mut().write_all(head.as_bytes())?;
-        let mut length = 0;
+        let mut length = None;
         loop {
-            let mut line = String::new();
-            if self.0.read_line(&mut line)? == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
-            }
-            match line.trim_end().to_lowercase().split_once(": ") {
-                Some(("content-length", n)) => length = n.parse().expect("a number"),
-                None if line.trim_end().is_empty() => return Ok(length),
+            let line = self.line()?;
+            match line.to_lowercase().split_once(": ") {
+                Some(("content-length", n)) => length = Some(n.parse().expect("a number")),
+                None if line.is_empty() => return Ok(length),
                 _ => {}
             }
         }
     }
 
+    fn line(&mut self) -> std::io::Result<String> {
+        let mut line = String::new();
+        if self.0.read_line(&mut line)? == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line.trim_end().to_owned())
+    }
+
     fn get(&mut self, path: &str) -> std::io::Result<Vec<u8>> {
-        let length = self.ask(path, "application/json")?;
-        let mut body = vec![0; length];
-        self.0.read_exact(&mut body)?;
-        Ok(body)
+        let mut body = vec![];
+        if let Some(length) = self.ask(path, "application/json")? {
+            body.resize(length, 0);
+            self.0.read_exact(&mut body)?;
+            return Ok(body);
+        }
+        loop {
+            let length = usize::from_str_radix(&self.line()?, 16).expect("a length");
+            let before = body.len();
+            body.resize(before + length, 0);
+            self.0.read_exact(&mut body[before..])?;
+            self.line()?;
+            if length == 0 {
+                return Ok(body);
+            }
+        }
     }
 }
 

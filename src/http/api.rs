@@ -10,6 +10,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse as _, Response},
 };
+use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
 use utoipa::openapi::path::ParameterIn;
 
@@ -28,18 +29,22 @@ use crate::{
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 /// The store counts as reachable for so long after it answered a heartbeat, of which there is one each second.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// A piece of a long answer has so many bytes, and at most one job more.
+const PIECE: usize = 64 << 10;
 
 /// An answer in JSON.
 pub(super) fn json<T: Serialize>(value: &T) -> Response {
     match serde_json::to_vec(value) {
-        Ok(body) => {
-            let mut response = Response::new(Body::from(body));
-            let json = HeaderValue::from_static("application/json");
-            response.headers_mut().insert(header::CONTENT_TYPE, json);
-            response
-        }
+        Ok(body) => json_of(Body::from(body)),
         Err(e) => Problem::internal(format!("cannot write JSON: {e}")).into_response(),
     }
+}
+
+fn json_of(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let json = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    response
 }
 
 /// The part of a path.
@@ -324,30 +329,106 @@ pub(super) async fn session(
 )]
 pub(super) async fn jobs(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
     let args = Args::of(&uri, &["q"], &["tag"])?;
-    let tags: BTreeSet<&str> = args.all("tag").collect();
-    let words: Vec<String> = args
-        .text("q")
-        .unwrap_or_default()
-        .split_whitespace()
-        .map(str::to_lowercase)
-        .collect();
-    let wanted = |job: &Job| {
+    let words = args.text("q").unwrap_or_default().split_whitespace();
+    let wanted = Wanted {
+        tags: args.all("tag").map(str::to_owned).collect(),
+        words: words.map(str::to_lowercase).collect(),
+    };
+    let (mut listing, cursor) = {
+        let inner = app.board.read();
+        let listing = Listing::begin(&app, &inner.without_jobs(), wanted);
+        (listing, inner.ring.cursor())
+    };
+    let failed = |e| Problem::internal(format!("cannot write JSON: {e}"));
+    let first = listing.piece().map_err(failed)?;
+    let mut response = json_of(match listing.ended {
+        true => Body::from(first),
+        false => listing.go_on(first),
+    });
+    if let Ok(cursor) = HeaderValue::from_str(&cursor) {
+        response.headers_mut().insert("x-cursor", cursor);
+    }
+    Ok(response)
+}
+
+/// Which jobs are asked for.
+struct Wanted {
+    tags: BTreeSet<String>,
+    words: Vec<String>,
+}
+
+impl Wanted {
+    fn wants(&self, job: &Job) -> bool {
         let view = &job.view;
         let has = |word: &String| {
             let texts = view.tags.iter().chain(&view.description);
             let mut texts = texts.map(String::as_str).chain([view.job.as_str()]);
             texts.any(|text| text.to_lowercase().contains(word.as_str()))
         };
-        tags.iter().all(|tag| view.tags.iter().any(|t| t == tag)) && words.iter().all(has)
-    };
-    let inner = app.board.read();
-    let all = inner.all(wanted);
-    let cursor = HeaderValue::from_str(&all.cursor);
-    let mut response = json(&all);
-    if let Ok(cursor) = cursor {
-        response.headers_mut().insert("x-cursor", cursor);
+        self.tags.iter().all(|tag| view.tags.contains(tag)) && self.words.iter().all(has)
     }
-    Ok(response)
+}
+
+/// An answer with all jobs, written piece by piece as the client takes it. So it needs little memory, however slow the
+/// client is, and others are answered between two pieces. What changes meanwhile comes after the answer's cursor.
+struct Listing {
+    app: Arc<App>,
+    wanted: Wanted,
+    /// The last job that is written.
+    after: Option<JobName>,
+    /// What is not sent yet.
+    out: Vec<u8>,
+    ended: bool,
+}
+
+impl Listing {
+    fn begin(app: &Arc<App>, head: &Jobs<'_>, wanted: Wanted) -> Self {
+        let mut out = serde_json::to_vec(head).unwrap_or_default();
+        // The jobs come last.
+        out.truncate(out.len().saturating_sub("]}".len()));
+        Self {
+            app: app.clone(),
+            wanted,
+            after: None,
+            out,
+            ended: false,
+        }
+    }
+
+    fn piece(&mut self) -> serde_json::Result<Vec<u8>> {
+        let mut out = std::mem::take(&mut self.out);
+        let inner = self.app.board.read();
+        let before = self.after.clone();
+        for job in inner.after(before.as_ref()) {
+            if !self.wanted.wants(job) {
+                continue;
+            }
+            if out.len() >= PIECE {
+                return Ok(out);
+            }
+            if self.after.is_some() {
+                out.push(b',');
+            }
+            serde_json::to_writer(&mut out, job)?;
+            self.after = Some(job.view.job.clone());
+        }
+        out.extend_from_slice(b"]}");
+        self.ended = true;
+        Ok(out)
+    }
+
+    /// The whole answer, of which `first` is written.
+    fn go_on(self, first: Vec<u8>) -> Body {
+        let rest = stream::try_unfold(self, |mut listing| async move {
+            if listing.ended {
+                return Ok(None);
+            }
+            tokio::task::yield_now().await;
+            let piece = listing.piece()?;
+            Ok::<_, serde_json::Error>(Some((piece, listing)))
+        });
+        Body::from_stream(stream::once(async { Ok(first) }).chain(rest))
+    }
 }
 
 /// The instances, and the store

@@ -8,6 +8,7 @@ mod recent;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::Bound::{Excluded, Unbounded},
     sync::Arc,
     time::Duration,
 };
@@ -154,7 +155,9 @@ pub(super) struct Jobs<'a> {
     pub(super) as_of: Option<Time>,
     /// The newest event that this answer includes.
     pub(super) cursor: String,
-    pub(super) jobs: Vec<&'a Job>,
+    /// Written one by one, after the rest.
+    #[schema(value_type = Vec<Job>)]
+    pub(super) jobs: [(); 0],
 }
 
 /// The instances of the fleet, and the store as this instance sees it.
@@ -531,7 +534,6 @@ struct Round {
 
 impl Round {
     fn next(&mut self, jobs: &BTreeMap<JobName, Box<Entry>>) -> Vec<JobName> {
-        use std::ops::Bound::{Excluded, Unbounded};
         let from = self.after.as_ref().map_or(Unbounded, Excluded);
         let some = jobs.range::<JobName, _>((from, Unbounded)).take(LOOK_AT);
         let mut some: Vec<JobName> = some.map(|(name, _)| name.clone()).collect();
@@ -596,7 +598,15 @@ impl Inner {
         &self.pulse
     }
 
-    pub(super) fn all<'a>(&'a self, wanted: impl Fn(&Job) -> bool) -> Jobs<'a> {
+    /// The jobs after this one, or all, in the order of their names.
+    pub(super) fn after(&self, name: Option<&JobName>) -> impl Iterator<Item = &Job> {
+        let from = name.map_or(Unbounded, Excluded);
+        let jobs = self.jobs.range::<JobName, _>((from, Unbounded));
+        jobs.map(|(_, e)| &e.job)
+    }
+
+    /// What is said of all jobs together.
+    pub(super) fn without_jobs(&self) -> Jobs<'_> {
         let clock = self.clock();
         Jobs {
             now: Time(clock.now),
@@ -610,12 +620,7 @@ impl Inner {
             store_error: self.store_error(),
             as_of: self.as_of.map(Time),
             cursor: self.ring.cursor(),
-            jobs: self
-                .jobs
-                .values()
-                .map(|e| &e.job)
-                .filter(|j| wanted(j))
-                .collect(),
+            jobs: [],
         }
     }
 

@@ -319,6 +319,58 @@ fn a_client_that_does_not_read_costs_little() {
     assert!(grown < 16 << 10, "{grown} KiB more");
 }
 
+/// The list of all jobs is written piece by piece, as it is taken. What changes meanwhile comes after its cursor.
+#[test]
+fn a_long_list_that_is_not_read_costs_little_and_is_whole_once_it_is() {
+    let mut plan = fleet(1).sqlite().http("listen = \"unix:{id}.sock\"");
+    let description = format!(
+        "description = \"{}\"\ncommand = \"true\"",
+        "x".repeat(10_000)
+    );
+    for n in 0..200 {
+        plan = plan.job(&format!("job-{n:03}"), &description);
+    }
+    let fleet = plan.witness("a", "for=5", "").start();
+    let at = fleet.http(0);
+    let pid = fleet.instances[0].pid();
+    wait_until("the jobs are known", GENEROUS, || {
+        get(&at, "/api/v1/jobs/job-199").of(200)["known"] == true
+    });
+    let used = memory(pid);
+    let mut clients: Vec<_> = (0..20)
+        .map(|_| {
+            let mut c = Connection::open(&at);
+            let ask = b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n";
+            c.write_all(ask).expect("send");
+            let mut begin = [0; 12];
+            c.read_exact(&mut begin).expect("the begin of an answer");
+            std::io::Cursor::new(begin).chain(c)
+        })
+        .collect();
+    unharmed(&fleet, &at);
+    let grown = memory(pid).saturating_sub(used);
+    assert!(grown < 16 << 10, "{grown} KiB more");
+    post(&at, "/api/v1/jobs/job-199/pause", "{}").of(200);
+    wait_until("the pause is shown", GENEROUS, || {
+        !get(&at, "/api/v1/jobs/job-199").of(200)["paused"].is_null()
+    });
+    let reply = read(&mut BufReader::new(clients.remove(0))).expect("an answer");
+    let (list, cursor) = (reply.of(200), reply.header("x-cursor").expect("a cursor"));
+    assert_eq!(list["cursor"], cursor);
+    let names = list["jobs"].as_array().expect("jobs");
+    let names: Vec<_> = names.iter().filter_map(|job| job["job"].as_str()).collect();
+    let all = (0..200).map(|n| format!("job-{n:03}"));
+    let all: Vec<_> = std::iter::once("a".to_owned()).chain(all).collect();
+    assert_eq!(names, all);
+    let since = get(&at, &format!("/api/v1/events?since={cursor}")).of(200);
+    let since = since["events"].as_array().expect("events");
+    let paused = |e: &serde_json::Value| e["kind"] == "job" && e["job"]["job"] == "job-199";
+    assert!(since.iter().any(paused), "{cursor}");
+    // Of a part of them, too.
+    let found = get(&at, "/api/v1/jobs?q=JOB-1").of(200);
+    assert_eq!(found["jobs"].as_array().map(Vec::len), Some(100));
+}
+
 /// A stream that is not read holds up nobody, takes no memory for what it has not taken, and, once it is read again,
 /// goes on or begins anew.
 #[test]
