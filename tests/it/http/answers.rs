@@ -519,10 +519,16 @@ fn bodies_are_taken_as_described(at: &str, document: &Value) {
         let body = format!("{{\"key\": \"{key}\"}}");
         post(at, "/api/v1/jobs/each/trigger", &body).of(400);
     }
+    let of = "0123456789abcdef";
     for cursor in ["+1.1.1", "1.01.1", "1.1", "1.1.1.1"] {
-        get(at, &format!("/api/v1/jobs/each/runs?cursor={cursor}")).of(400);
+        let asked = format!("/api/v1/jobs/each/runs?cursor={cursor}.{of}");
+        let problem = get(at, &asked).of(400);
+        assert_eq!(problem["hint"], "begin without a cursor", "{cursor}");
     }
-    get(at, "/api/v1/jobs/each/runs?cursor=-1.0.999999999").of(200);
+    // As the pattern says, but no list that there is.
+    let asked = format!("/api/v1/jobs/each/runs?cursor=-1.0.999999999.{of}");
+    let said = get(at, &asked).of(400)["hint"].to_string();
+    assert!(said.contains("repeat the arguments"), "{said}");
     get(at, "/api/v1/events?since=").of(400);
     for (path, operations) in document["paths"].as_object().expect("paths") {
         for (method, operation) in operations.as_object().expect("operations") {
@@ -698,6 +704,26 @@ fn the_runs_of_a_job_come_in_pages_and_each_once() {
         }
     }
     assert_eq!(pages, all);
+    // A cursor is one of its own list, whatever the pages' length.
+    let same = "outcome=unknown&outcome=failed,succeeded&limit=1";
+    let first = get(&at, &format!("/api/v1/jobs/each/runs?limit=2&{ran}")).of(200);
+    let cursor = first["next"].as_str().expect("more");
+    let page = |asked: &str| get(&at, &format!("/api/v1/jobs/{asked}&cursor={cursor}"));
+    assert_eq!(list(&page(&format!("each/runs?{same}")).of(200)), all[2..3]);
+    for other in [
+        format!("long/runs?{ran}"),
+        "each/runs?outcome=failed".to_owned(),
+        "each/runs?limit=2".to_owned(),
+        format!("each/runs?{ran}&from=0"),
+        format!("each/runs?{ran}&to=2100-01-01T00:00:00Z"),
+        format!("each/runs?{ran}&instance=a"),
+    ] {
+        let said = page(&other).of(400);
+        let detail = "`cursor` is of another list: of another job, or with other arguments";
+        assert_eq!(said["detail"], detail, "{other}");
+        let hint = "repeat the arguments of the first page, or begin without a cursor";
+        assert_eq!(said["hint"], hint, "{other}");
+    }
     // Also if a job is named twice.
     let everything = get(&at, &format!("/api/v1/runs?job=each&job=each&{ran}")).of(200);
     assert_eq!(
