@@ -95,7 +95,7 @@ local function lapse(c, open, i, extra)
     finished_at = now, lateness_ms = began and began - e.occurrence, duration_ms = began and math.max(0, now - began),
     outcome = 'unknown', error = reason_of_lapse(e), count = 1 }))
   -- Nobody saw this run end: it counts as active until its last renewal, not until the store found it dead.
-  save_last(c.state, e, 'unknown', e.granted_at, e.renewed_at)
+  save_last(c.state, e, 'unknown', began, e.renewed_at, now)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
     e.next_attempt = { at = now, trigger = 'takeover' }
     return true

@@ -73,10 +73,13 @@ end
 -- Tells who shows the state of jobs that it has changed. Users of earlier versions may lack the right to this channel.
 local function publish_changes(channel, jobs) redis.pcall('PUBLISH', channel .. ':changes', cjson.encode(jobs)) end
 
--- Sets `last` after the open entry `e`, whose command was started at `started` (nil: it never was), ended at `to` with
--- `outcome`.
-local function save_last(key, e, outcome, started, to)
+-- When a run ended, if not at `to`, until when its job was busy.
+local function unless_at(to, ended) return ended ~= to and ended or nil end
+
+-- Sets `last` after the open entry `e`, whose command was started at `started` (nil: it never was, or nobody knows),
+-- ended at `ended` with `outcome`. Its job was busy until `to`.
+local function save_last(key, e, outcome, started, to, ended)
   redis.call('HSET', key, 'last_to', int(to), 'last', cjson.encode({
     occurrence = e.occurrence, attempt = e.attempt, run = e.run, instance = e.instance, outcome = outcome,
-    from = e.granted_at, started = started, to = to }))
+    from = e.granted_at, started = started, to = to, ended = unless_at(to, ended) }))
 end

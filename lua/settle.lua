@@ -53,13 +53,14 @@ elseif output then
 end
 if output and ARGV[14] ~= '' then redis.call('HSET', KEYS[3], 'marks', ARGV[14]) end
 
+local ended = tonumber(ARGV[13]) or now
 local open, i = st[2] and cjson.decode(st[2]) or {}, nil
 for j, e in ipairs(open) do if e.run == ARGV[1] and not e.next_attempt then i = j end end
 if not i and st[1] == incarnation then
-  -- The instance that found the lease lapsed could not know how the run ended: correct the outcome.
+  -- The instance that found the lease lapsed could not know how the run ended: correct what it said.
   local last = st[3] and cjson.decode(st[3]) or {}
   if last.run == ARGV[1] then
-    last.outcome = ARGV[3]
+    last.outcome, last.started, last.ended = ARGV[3], tonumber(ARGV[15]), unless_at(last.to, ended)
     redis.call('HSET', KEYS[1], 'last', cjson.encode(last))
     local lapsed = ARGV[6] ~= '' and redis.call('HGET', KEYS[1], 'lapsed')
     local e = lapsed and cjson.decode(lapsed)
@@ -81,7 +82,7 @@ if i then
   local e = open[i]
   -- Use the time of its end: the settlement may come long after it, and occurrences that were due in between did not
   -- overlap with this run.
-  save_last(KEYS[1], e, ARGV[3], tonumber(ARGV[15]), math.min(tonumber(ARGV[13]) or now, now))
+  save_last(KEYS[1], e, ARGV[3], tonumber(ARGV[15]), math.min(ended, now), ended)
   if ARGV[6] ~= '' and not e.stop then
     await_attempt(e)
   else

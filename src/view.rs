@@ -11,7 +11,7 @@ use crate::{
     config::{Config, Job},
     logic::{
         attempts, belief,
-        claim::{Open, State},
+        claim::{Last, Open, State},
         coming::{Coming, PassedOver},
         notify::{
             Notes,
@@ -173,7 +173,7 @@ impl RunView {
                 && l.outcome != Outcome::Unknown
         });
         let due = due(job, run.occurrence.into(), run.attempt, run.trigger, || {
-            before.map(|l| Time(l.to))
+            before.map(|l| Time(l.ended()))
         });
         Self {
             run_id: Some(run.id),
@@ -501,8 +501,9 @@ pub(crate) struct LastView {
     pub run_id: RunId,
     pub instance: InstanceId,
     pub outcome: Outcome,
-    /// Null: its command was never started.
+    /// Null: its command was never started, or nobody knows.
     pub started_at: Option<Time>,
+    /// Of a run whose end nobody saw: when it was found dead.
     pub finished_at: Time,
     /// From `started_at` to `finished_at`.
     pub duration_ms: Option<i64>,
@@ -573,8 +574,8 @@ pub(crate) fn job(
             instance: l.instance.clone(),
             outcome: l.outcome,
             started_at: l.started.map(Time),
-            finished_at: Time(l.to),
-            duration_ms: l.started.map(|at| l.to.saturating_sub(at).max(0)),
+            finished_at: Time(l.ended()),
+            duration_ms: l.started.map(|at| l.ended().saturating_sub(at).max(0)),
         }),
         running: held().map(|o| RunView::running(name, job, st, o)).collect(),
         awaited: st
@@ -609,7 +610,7 @@ pub(crate) fn job(
 pub(crate) fn success(st: &State) -> Option<i64> {
     let last = st.last.as_ref();
     last.filter(|l| l.outcome == Outcome::Succeeded)
-        .map(|l| l.to)
+        .map(Last::ended)
 }
 
 /// Since when the job has had no success, as far as is known: by its state, and by what the notifier noted of it.
@@ -961,6 +962,7 @@ mod tests {
                     from: 100_005,
                     started: Some(100_005),
                     to: last.finished_at.expect("it ended").0,
+                    ended: None,
                 }),
                 ..State::default()
             };

@@ -480,6 +480,7 @@ mod tests {
                 from: NOW - 86_400_000,
                 started: Some(NOW - 86_400_000),
                 to: NOW - 86_399_969,
+                ended: None,
             }),
             pause: Some(Pause {
                 until: Some(NOW + 7_200_000),

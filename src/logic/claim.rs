@@ -446,15 +446,14 @@ fn reason_of_lapse(e: &Open) -> &'static str {
 /// The holder of open entry `i` is gone, and nobody knows how its run ended. True: another attempt is due.
 fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -> bool {
     let e = &mut st.open[i];
-    let record = e.record(&c.job, Outcome::Unknown, now, reason_of_lapse(e));
-    effects.records.push(match e.seq {
+    let mut record = e.record(&c.job, Outcome::Unknown, now, reason_of_lapse(e));
+    if e.seq == 0 {
         // What is granted waits for its turn to start: this may not have had it.
-        0 => record.lasting(None, Some(now)),
-        _ => record,
-    });
+        record = record.lasting(None, Some(now));
+    }
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
-    let began = Some(e.run.granted_at);
-    st.last = Some(last(e, Outcome::Unknown, began, e.renewed_at));
+    st.last = Some(last(e, &record, e.renewed_at, now));
+    effects.records.push(record);
     if may!(FailMeansOnce, c.on_crash == OnCrash::Rerun)
         && may!(AttemptsAreBounded, e.run.attempt < c.max_attempts)
         && may!(StoppedIsNotTakenUp, e.stop.is_none())
@@ -470,17 +469,21 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
     }
 }
 
-fn last(e: &Open, outcome: Outcome, started: Option<i64>, to: i64) -> Last {
-    Last {
+/// `busy_until`: unlike the record, which says when the run ended, this is known to be true.
+fn last(e: &Open, record: &RunRecord, busy_until: i64, now: i64) -> Last {
+    let mut last = Last {
         occurrence: e.run.occurrence,
         attempt: e.run.attempt,
         run: e.run.id,
         instance: e.run.instance.clone(),
-        outcome,
+        outcome: record.outcome,
         from: e.run.granted_at,
-        started,
-        to,
-    }
+        started: record.started_at,
+        to: busy_until,
+        ended: None,
+    };
+    last.ended_at(record.finished_at.unwrap_or(now));
+    last
 }
 
 /// `at` is decided without a run.

@@ -412,6 +412,7 @@ mod tests {
                 from: T - 2000,
                 started: Some(T - 1990),
                 to: T - 1500,
+                ended: None,
             }),
             ..known()
         };
@@ -501,6 +502,7 @@ mod tests {
                 from: T,
                 started: Some(T),
                 to: T + 500,
+                ended: Some(T + 2000),
             }),
             lapsed: Some(never.clone()),
             ..known()

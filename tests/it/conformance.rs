@@ -627,6 +627,7 @@ async fn a_lapsed_run_is_not_run_again_unless_asked(bed: Bed) {
     let mine = claim(now, "a");
     let g = granted(&*s, &mine).await;
     let open = state(&*s).await.open[0].clone();
+    while self::now(&*s).await.0 <= open.renewed_at {}
     let theirs = Claim {
         observed: observed(&open),
         ..claim(now, "b")
@@ -657,6 +658,23 @@ async fn a_lapsed_run_is_not_run_again_unless_asked(bed: Bed) {
         (Some(mine.run), Outcome::Unknown, 1)
     );
     assert_eq!(h[0].fencing_token, Some(g.token()));
+    // The state and the history say the same of its start and its end; also once its guard tells the end.
+    let said = async || {
+        let last = state(&*s).await.last.expect("it ended");
+        (last.outcome, last.started, Some(last.ended()))
+    };
+    assert_eq!(
+        said().await,
+        (h[0].outcome, h[0].started_at, h[0].finished_at)
+    );
+    let told = settle(&*s, &mine, g, Outcome::Crashed).await;
+    assert_eq!(told, Settlement::Lost);
+    let h = s.history(&j(), 10).await.unwrap();
+    assert_eq!(h[0].outcome, Outcome::Crashed);
+    assert_eq!(
+        said().await,
+        (h[0].outcome, h[0].started_at, h[0].finished_at)
+    );
 }
 
 async fn a_lapsed_run_is_taken_over_until_the_last_attempt(bed: Bed) {

@@ -85,6 +85,12 @@ fn entry(c: &Claim, at: i64, attempt: u32, granted_at: i64) -> Open {
     Open::granted(c, first, None, granted_at, "incarnation")
 }
 
+/// `e` has ended at `to`.
+fn last(e: &Open, outcome: Outcome, started: Option<i64>, to: i64) -> Last {
+    let record = e.record(&job(), outcome, to, "");
+    super::last(e, &record.lasting(started, Some(to)), to, to)
+}
+
 fn seen(e: &Open) -> Option<Observed> {
     Some(Observed {
         run: e.run.id,
@@ -633,8 +639,10 @@ fn a_dead_run_is_recorded_with_its_times() {
             Outcome::Unknown
         )
     );
+    // Its job was busy until the last renewal.
     let l = st.last.expect("it ended");
     assert_eq!((l.from, l.started, l.to), (T + 40, Some(T + 40), T + 700));
+    assert_eq!(l.ended(), T + 5000);
 }
 
 /// Two are open, as after a change of the policy: the dead one goes, and the awaited attempt is the one that is
@@ -859,8 +867,41 @@ fn of_a_run_that_was_never_renewed_nobody_says_that_it_was_started() {
             r.finished_at,
             r.error.as_deref(),
         );
+        let last = st.last.as_ref().map(|l| (l.started, l.ended()));
+        assert_eq!(last, Some((started, T + 1000)));
         let late = started.map(|at| at - T);
         assert_eq!(said, (started, late, Some(T + 1000), Some(reason)));
+    }
+}
+
+/// A run has one end, wherever it is shown: that of its newest record.
+#[test]
+fn who_saw_how_a_run_ended_that_was_found_dead_has_the_last_word() {
+    let (mut st, c) = (known(), asks(T));
+    granted(&mut st, &c, T);
+    let e = st.open[0].clone();
+    let finds = Claim {
+        observed: seen(&e),
+        ..asks(T)
+    };
+    let _ = claimed(&mut st, &finds, T + 5000);
+    let record = e.record(&job(), Outcome::Crashed, T, "");
+    for (started, finished) in [(Some(T + 20), Some(T + 900)), (None, None)] {
+        let s = Settle {
+            run: c.run,
+            record: record.clone().lasting(started, finished),
+            next_attempt: None,
+        };
+        let (mut state, mut effects) = (Some(st.clone()), Effects::default());
+        let now = T + 7000;
+        let said = settle(&mut state, &s, now * 1000, "incarnation", &mut effects);
+        assert_eq!(said, Settlement::Lost);
+        let l = state.and_then(|st| st.last).expect("it ended");
+        let ended = finished.unwrap_or(now);
+        assert_eq!(
+            (l.outcome, l.started, l.ended(), l.to),
+            (Outcome::Crashed, started, ended, T)
+        );
     }
 }
 

@@ -137,6 +137,7 @@ fn rewind(
     if let Some(l) = &mut st.last {
         (l.from, l.to) = (l.from.min(now), l.to.min(now));
         l.started = l.started.map(|at| at.min(now));
+        l.ended = l.ended.map(|at| at.min(now));
     }
     effects.events.push(Event::Controlled { job: job.clone() });
     Controlled::Done

@@ -67,7 +67,8 @@ pub fn settle(
     if i.is_none() && fresh {
         // The instance that found the lease lapsed could not know how the run ended.
         if let Some(l) = st.last.as_mut().filter(|l| l.run == s.run) {
-            l.outcome = s.record.outcome;
+            (l.outcome, l.started) = (s.record.outcome, s.record.started_at);
+            l.ended_at(s.record.finished_at.unwrap_or(now));
             if let Some(next_attempt) = next_attempt
                 && let Some(e) = still_possible(st, s.run)
             {
@@ -87,7 +88,7 @@ pub fn settle(
         let e = &mut st.open[i];
         // The run may have ended long before the store could be told: what came due in between did not overlap with it.
         let ended = s.record.finished_at.unwrap_or(now).min(now);
-        st.last = Some(last(e, s.record.outcome, s.record.started_at, ended));
+        st.last = Some(last(e, &s.record, ended, now));
         // Asked to end on purpose: no further attempt.
         match next_attempt.filter(|_| may!(StoppedIsNotRetried, e.stop.is_none())) {
             Some(next_attempt) => {

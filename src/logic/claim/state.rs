@@ -173,7 +173,7 @@ pub struct NextAttempt {
     pub trigger: Trigger,
 }
 
-/// The run that ended last: from when to when the job was busy, and how it ended.
+/// The run that ended last: from when to when the job was busy, and how it ended, as the history says it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Last {
     pub occurrence: Occurrence,
@@ -183,7 +183,8 @@ pub struct Last {
     pub outcome: Outcome,
     #[serde(deserialize_with = "ms")]
     pub from: i64,
-    /// When its command was started, which is later than `from`; None: it never was, or an older version wrote this.
+    /// When its command was started, which is later than `from`; None: it never was, nobody knows, or an older version
+    /// wrote this.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -192,6 +193,24 @@ pub struct Last {
     pub started: Option<i64>,
     #[serde(deserialize_with = "ms")]
     pub to: i64,
+    /// When it ended, if not at `to`: that of a run whose end nobody saw is when it was found dead.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "ms_or_none"
+    )]
+    pub ended: Option<i64>,
+}
+
+impl Last {
+    /// When it ended, as the history says it.
+    pub fn ended(&self) -> i64 {
+        self.ended.unwrap_or(self.to)
+    }
+
+    pub(super) fn ended_at(&mut self, ended: i64) {
+        self.ended = (ended != self.to).then_some(ended);
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -412,6 +412,7 @@ fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
             from: to - 1,
             started: Some(to - 1),
             to,
+            ended: None,
         })
     };
     let of = |st: &State| Now::of(st, 100, 1000).standstill.expect("known");

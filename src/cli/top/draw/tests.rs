@@ -91,6 +91,7 @@ fn last(record: &RunRecord) -> Option<Last> {
         from: record.started_at?,
         started: record.started_at,
         to: record.finished_at?,
+        ended: None,
     })
 }
 
