@@ -25,6 +25,8 @@ pub mod hold;
 pub mod jitter;
 pub mod lease;
 #[cfg(feature = "sqlite")]
+pub mod median;
+#[cfg(feature = "sqlite")]
 pub mod notify;
 #[cfg(feature = "daemon")]
 pub mod observe;

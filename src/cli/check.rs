@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     config::{self, Config, Job, Observed, Problem, Report, StoreUrl},
+    logic::median::median,
     model::{JobName, Occurrence, Outcome},
     store::{self, Store},
 };
@@ -189,11 +190,10 @@ async fn observe(store: &dyn Store, config: &Config) -> Option<Observed> {
             break;
         };
         let succeeded = records.iter().filter(|r| r.outcome == Outcome::Succeeded);
-        let mut took: Vec<i64> = succeeded.filter_map(|r| r.duration_ms).collect();
-        if took.len() >= RUNS_LEAST {
-            took.sort_unstable();
-            let usual = (took[took.len() / 2], took.len());
-            observed.usual.insert(job.name.clone(), usual);
+        let took: Vec<i64> = succeeded.filter_map(|r| r.duration_ms).collect();
+        let runs = took.len();
+        if let Some(usual) = median(took).filter(|_| runs >= RUNS_LEAST) {
+            observed.usual.insert(job.name.clone(), (usual, runs));
         }
     }
     Some(observed)

@@ -33,6 +33,7 @@ use crate::{
     logic::{
         claim::{State, Triggered},
         coming::Coming,
+        median::median,
         notify::{GivenUp, stand},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
@@ -1043,13 +1044,6 @@ impl Entry {
         self.due = [ends, next, passed, lapses].into_iter().flatten().min();
         std::mem::replace(&mut self.job.view, view)
     }
-}
-
-/// The middle one; of two middle ones, the first.
-pub(super) fn median(mut all: Vec<i64>) -> Option<i64> {
-    let middle = all.len().checked_sub(1)? / 2;
-    let (_, median, _) = all.select_nth_unstable(middle);
-    Some(*median)
 }
 
 /// The occurrence that a feed item is about.

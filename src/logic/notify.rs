@@ -15,7 +15,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    logic::claim::State,
+    logic::{claim::State, median::median},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
 };
 
@@ -326,9 +326,7 @@ impl Notes {
         if self.durations.len() < USUAL_LEAST {
             return None;
         }
-        let mut all = self.durations.clone();
-        all.sort_unstable();
-        all.get(all.len() / 2).copied()
+        median(self.durations.clone())
     }
 
     /// Judges a record that is the last of its occurrence. See also [`Notes::start_as_first`].
@@ -707,7 +705,7 @@ impl Now {
         let runs = state.open.iter().filter(|o| o.next_attempt.is_none());
         let oldest = runs.min_by_key(|o| o.run.granted_at);
         let last = state.last.as_ref();
-        let last = last.filter(|l| l.to > since && l.outcome != Outcome::Succeeded);
+        let last = last.filter(|l| l.ended() > since && l.outcome != Outcome::Succeeded);
         let pause = state.pause.as_ref();
         let pause = pause.filter(|p| p.until.is_none_or(|until| now < until));
         Self {
@@ -721,7 +719,7 @@ impl Now {
                 (None, _) if state.off > 0 => Standstill::Nobody,
                 (None, Some(last)) => Standstill::Ended {
                     outcome: last.outcome,
-                    at: last.to,
+                    at: last.ended(),
                 },
                 (None, None) => Standstill::Idle,
             }),

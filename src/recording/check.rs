@@ -14,7 +14,10 @@ use super::{
     order::{Done, Jump, Losses, Operation, States, Unseen, dates_of, order, variants},
 };
 use crate::{
-    logic::claim::{Answer, Answered, Effects, Question, Registration, State},
+    logic::{
+        claim::{Answer, Answered, Effects, Question, Registration, State},
+        median::median,
+    },
     model::{Boottime, JobName, RunId, RunRecord},
     store::Around,
 };
@@ -453,8 +456,7 @@ impl Records {
             if offsets.is_empty() {
                 offsets = of(|p| &p.offsets);
             }
-            offsets.sort_unstable();
-            offsets.get(offsets.len() / 2).copied().unwrap_or(0)
+            median(offsets).unwrap_or(0)
         };
         let medians: Vec<i64> = (0..self.boots.len()).map(median).collect();
         for p in &mut self.processes {

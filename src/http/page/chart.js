@@ -16,6 +16,11 @@ function uplot() {
   return loading;
 }
 
+/** The middle one; of two middle ones, their mean. */
+export function median(sorted) {
+  const half = sorted.length / 2;
+  return sorted.length ? (sorted[Math.ceil(half) - 1] + sorted[Math.floor(half)]) / 2 : null;
+}
 export function quantile(sorted, p) {
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(p * sorted.length))] : null;
 }
@@ -147,8 +152,8 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
   const values = items.map((i) => value(i));
   const usual = items.filter((i) => i.outcome === 'succeeded').map((i) => value(i)).sort((a, b) => a - b);
   const sorted = usual.length ? usual : [...values].sort((a, b) => a - b);
-  const q = { n: sorted.length, median: quantile(sorted, 0.5), low: quantile(sorted, 0.05), high: quantile(sorted,
-    0.95), most: Math.max(0, ...values) };
+  const q = { n: sorted.length, median: median(sorted), low: quantile(sorted, 0.05), high: quantile(sorted, 0.95),
+    most: Math.max(0, ...values) };
   const box = useRef();
   const plot = useRef();
   const now = useRef();

@@ -7,7 +7,7 @@ import { Btn, Live, Since, Txt } from './parts.js';
 import { act } from './actions.js';
 import { jobLink } from './router.js';
 import { useKeys } from './keys.js';
-import { quantile } from './chart.js';
+import { median, quantile } from './chart.js';
 
 /** A line of numbers in a small box. */
 function Spark({ list, w = 90, h = 24, hue = 'var(--tx3)' }) {
@@ -116,8 +116,7 @@ function Store({ view }) {
   const unreadable = [...known.jobs.values()].filter((j) => j.unreadable);
   const big = (n) => (n == null ? '–' : n < 10 ? `${n.toFixed(1)}\u00a0ms` : took(n));
   return html`<div><h2 class="h2">Store<small><${Txt}>${view.store?.address ?? fleet?.store ?? ''}<//></small></h2>
-    <div class="i-lat"><div><div class="t3">Answer, median</div><div class="big">${big(quantile(sorted,
-      0.5))}</div></div>
+    <div class="i-lat"><div><div class="t3">Answer, median</div><div class="big">${big(median(sorted))}</div></div>
       <div><div class="t3">99 %</div><div class="big">${big(quantile(sorted, 0.99))}</div></div><${Spark}
         list=${trail.store} w=${220} h=${44} hue="var(--ac)" /></div>
     <dl class="kv"><dt>Now</dt><dd>${store.reachable ? 'it answers' : html`<span class="x-failed">it cannot be

@@ -7,7 +7,7 @@ import { cause, word } from './judge.js';
 import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
 import { address, setQuery } from './router.js';
-import { quantile } from './chart.js';
+import { median } from './chart.js';
 
 const enc = encodeURIComponent;
 /** More of a live output is not held; the record keeps only its end, too. */
@@ -150,8 +150,8 @@ function Meter({ name, value, typical, write }) {
 
 function Resources({ run, items }) {
   if (run.cpu_ms == null && run.peak_memory_bytes == null) return null;
-  const typical = (k) => quantile(items.filter((i) => i.outcome === 'succeeded' && i[k] != null).map((i) =>
-    i[k]).sort((a, b) => a - b), 0.5);
+  const typical = (k) => median(items.filter((i) => i.outcome === 'succeeded' && i[k] != null).map((i) =>
+    i[k]).sort((a, b) => a - b));
   return html`<h3 class="h2">Resources</h3><div class="two meters"><${Meter} name="CPU" value=${run.cpu_ms}
     typical=${typical('cpu_ms')} write=${took} />
     <${Meter} name="Peak memory" value=${run.peak_memory_bytes} typical=${typical('peak_memory_bytes')} write=${bytes}
