@@ -431,7 +431,8 @@ const tokenGiven = () => new Promise((r) => {
 });
 /** Tries a token. Says what is wrong with it, or nothing. */
 export async function enter(text) {
-  useToken(text.trim());
+  // Other characters cannot be sent. Kept, they would make each request fail, also after a reload.
+  useToken(/^[!-~]+$/.test(text.trim()) && text.trim());
   const session = await ask('session');
   if (session.role == null) {
     useToken(null);
