@@ -464,7 +464,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
         });
         true
     } else {
-        st.lapsed = Some(st.open.remove(i));
+        st.lapsed = Some(st.open.remove(i).into());
         false
     }
 }

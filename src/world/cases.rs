@@ -504,7 +504,7 @@ mod tests {
                 to: T + 500,
                 ended: Some(T + 2000),
             }),
-            lapsed: Some(never.clone()),
+            lapsed: Some(never.clone().into()),
             ..known()
         };
         let settle = Settle {

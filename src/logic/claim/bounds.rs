@@ -1814,7 +1814,7 @@ fn no_attempt_is_made_up_for_by_the_entry_of_another_run() {
     let mut state = Some(State {
         newest: T,
         last: Some(last(&dead, Outcome::Unknown, None, T)),
-        lapsed: Some(older.clone()),
+        lapsed: Some(older.clone().into()),
         ..known()
     });
     let s = Settle {
@@ -1826,7 +1826,7 @@ fn no_attempt_is_made_up_for_by_the_entry_of_another_run() {
     let said = settle(&mut state, &s, T * 1000, "incarnation", &mut effects);
     let st = state.expect("a state");
     assert_eq!((said, effects.events), (Settlement::Lost, vec![]));
-    assert_eq!((st.open, st.lapsed), (vec![], Some(older)));
+    assert_eq!((st.open, st.lapsed), (vec![], Some(older.into())));
 }
 
 /// A wrong clock may have planned what is owed: it is neither recorded twice nor before its time.

@@ -116,8 +116,9 @@ pub fn settle(
 /// occurrence was granted since, whose token would be higher.
 fn still_possible(st: &mut State, run: RunId) -> Option<Open> {
     let State { lapsed, open, .. } = st;
-    lapsed.take_if(|e| {
+    let lapsed = lapsed.take_if(|e| {
         let newer = |o: &Open| o.run.occurrence > e.run.occurrence;
         e.run.id == run && e.stop.is_none() && !rule!(NewerHasItsTurn, open.iter().any(newer))
-    })
+    });
+    lapsed.map(|e| *e)
 }

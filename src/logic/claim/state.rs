@@ -83,9 +83,10 @@ pub struct State {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<Last>,
     /// The entry of the run that was found dead last and got no further attempt: its guard may still say that the
-    /// command was never executed, and `settle` then plans one. It counts while `last` is of that run.
+    /// command was never executed, and `settle` then plans one. It counts while `last` is of that run. In a box,
+    /// because nearly all states have none.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub lapsed: Option<Open>,
+    pub lapsed: Option<Box<Open>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pause: Option<Pause>,
     /// When a pause was ended last; see [`Remembered`](super::Remembered).
