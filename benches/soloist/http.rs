@@ -17,7 +17,7 @@ use soloist::{
 use crate::{
     claim,
     daemon::{self, Daemon},
-    idle::memory_kib,
+    idle::{cpu_ms, memory_kib},
     lateness,
     program::{self, NOW},
     support::{Redis, Sample, Table, directory, establish, runtime, seconds, wait_for},
@@ -125,23 +125,23 @@ fn ask_on(dir: &Path) {
     });
 }
 
-fn names() -> Vec<String> {
-    (0..JOBS).map(|i| format!("idle-{i:05}")).collect()
-}
-
-/// All jobs, each with its last runs, in one answer.
-fn jobs(table: &mut Table, server: &Redis) {
+/// New data, in which each of so many jobs has run [`RUNS`] times.
+fn have_run(server: &Redis, jobs: usize) {
+    server.flush();
+    let names: Vec<String> = (0..jobs).map(|i| format!("idle-{i:05}")).collect();
     runtime().block_on(async {
         let store = server.store();
         let epoch = establish(&*store).await;
-        let all: Vec<_> = names()
+        let all: Vec<_> = names
             .iter()
             .map(|name| claim::registration(name, &epoch.incarnation))
             .collect();
         store.register(&all).await.expect("registered");
         for _ in 0..RUNS {
+            // Each has a millisecond of its own.
+            tokio::time::sleep(Duration::from_millis(2)).await;
             let at = wall_us() / 1000;
-            let claims: Vec<_> = names()
+            let claims: Vec<_> = names
                 .iter()
                 .map(|name| claim::claim(name, at, "bench"))
                 .collect();
@@ -160,16 +160,28 @@ fn jobs(table: &mut Table, server: &Redis) {
             }
         }
     });
-    let (_keep, dir) = directory();
-    let config = daemon::config(&dir, &server.url(), JOBS, LINES);
-    let daemon = Daemon::start(&dir, &config, "a");
-    let mut client = Client::new(&dir);
+}
+
+/// All jobs with all their runs, as soon as the daemon knows them.
+fn all_runs(client: &mut Client, jobs: usize) -> Vec<u8> {
     let mut body = vec![];
     wait_for("all runs of all jobs", || {
         body = client.get("/api/v1/jobs").expect("an answer");
         let text = String::from_utf8_lossy(&body);
-        text.matches("\"outcome\":\"succeeded\"").count() >= JOBS * RUNS
+        text.matches("\"outcome\":\"succeeded\"").count() >= jobs * RUNS
     });
+    body
+}
+
+/// All jobs, each with its last runs, in one answer.
+fn jobs(table: &mut Table, server: &Redis) {
+    have_run(server, JOBS);
+    let (_keep, dir) = directory();
+    let config = daemon::config(&dir, &server.url(), JOBS, LINES);
+    let daemon = Daemon::start(&dir, &config, "a");
+    let mut client = Client::new(&dir);
+    let body = all_runs(&mut client, JOBS);
+    let before = cpu_ms(daemon.pid());
     let times = (0..ASKED).map(|_| {
         let began = Instant::now();
         client.get("/api/v1/jobs").expect("an answer");
@@ -177,9 +189,10 @@ fn jobs(table: &mut Table, server: &Redis) {
     });
     let times = Sample::new(times.collect());
     let from = format!(
-        "p50 {:.1}, max {:.1} ms of {ASKED}; {:.1} MB each",
+        "p50 {:.1}, max {:.1} ms of {ASKED}; {:.1} ms of CPU time and {:.1} MB each",
         times.p50(),
         times.max(),
+        (cpu_ms(daemon.pid()) - before) / ASKED as f64,
         body.len() as f64 / 1e6
     );
     let name = format!("GET /api/v1/jobs, {JOBS} jobs with {RUNS} runs: p99");
@@ -260,20 +273,14 @@ fn events(table: &mut Table, server: &Redis) {
 /// What a daemon takes more with HTTP, after somebody has looked at everything and follows the events.
 fn memory(table: &mut Table, server: &Redis, jobs: usize) {
     let taken = ["", LINES].map(|lines| {
-        server.flush();
-        runtime().block_on(async { establish(&*server.store()).await });
+        have_run(server, jobs);
         let (_keep, dir) = directory();
         let config = daemon::config(&dir, &server.url(), jobs, lines);
         let daemon = Daemon::start(&dir, &config, "a");
         if !lines.is_empty() {
             let mut client = Client::new(&dir);
-            for path in [
-                "/",
-                "/api/v1/jobs",
-                "/api/v1/instances",
-                "/api/v1/openapi.json",
-                "/metrics",
-            ] {
+            all_runs(&mut client, jobs);
+            for path in ["/", "/api/v1/instances", "/api/v1/openapi.json", "/metrics"] {
                 client.get(path).expect("an answer");
             }
             client
@@ -289,7 +296,7 @@ fn memory(table: &mut Table, server: &Redis, jobs: usize) {
         taken
     });
     let [[rss_without, own_without], [rss_with, own_with]] = taken;
-    let name = format!("RSS with HTTP, looked at, over RSS without, {jobs} jobs");
+    let name = format!("RSS with HTTP, looked at, over RSS without, {jobs} jobs with {RUNS} runs");
     let from = format!("{rss_with:.1} / {rss_without:.1} MiB");
     table.row(&name, rss_with - rss_without, "MiB", 3.0, from);
     let name = format!("memory of its own (Anonymous), with and without as above, {jobs} jobs");

@@ -409,7 +409,7 @@ impl Listing {
             if self.after.is_some() {
                 out.push(b',');
             }
-            serde_json::to_writer(&mut out, job)?;
+            job.write(&mut out)?;
             self.after = Some(job.view.job.clone());
         }
         out.extend_from_slice(b"]}");

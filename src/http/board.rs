@@ -25,7 +25,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use self::{diff::Told, recent::Recents};
+use self::{
+    diff::Told,
+    recent::{Recents, field},
+};
 use super::events::{Feed, Kind, Ring};
 use crate::{
     clock::{Boottime, wall_us},
@@ -134,6 +137,29 @@ pub(super) struct Job {
     pub(super) typical_ms: Option<i64>,
     /// The median lateness of the recent runs.
     pub(super) late_typical_ms: Option<i64>,
+}
+
+impl Job {
+    /// Writes what `Serialize` does, and its runs as [`Recents::write`] does.
+    pub(super) fn write(&self, out: &mut Vec<u8>) -> serde_json::Result<()> {
+        let Self {
+            view,
+            elsewhere,
+            recent,
+            typical_ms,
+            late_typical_ms,
+        } = self;
+        serde_json::to_writer(&mut *out, view)?;
+        // More follows before its brace.
+        out.pop();
+        field(out, r#","elsewhere":"#, elsewhere)?;
+        out.extend_from_slice(br#","recent":"#);
+        recent.write(out)?;
+        field(out, r#","typical_ms":"#, typical_ms)?;
+        field(out, r#","late_typical_ms":"#, late_typical_ms)?;
+        out.push(b'}');
+        Ok(())
+    }
 }
 
 /// All jobs. The instances are at `/api/v1/instances`.
@@ -1058,6 +1084,28 @@ mod tests {
         store::{Fleet, Info, LIVE_WITHIN_MS, Reply},
         vitals::Away,
     };
+
+    #[test]
+    fn a_job_is_written_as_it_is_serialized() {
+        let text = "[jobs.a]\nschedule = '@daily'\ncommand = 'x'\ndescription = '\"{}'\n";
+        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let mut inner = board.inner.write();
+        let ended = Recent::from(RunRecord::without_run(
+            &JobName::new("a"),
+            Occurrence(1_795_176_000_000),
+            Trigger::Schedule,
+            Outcome::Missed,
+        ));
+        for runs in [vec![], vec![ended.clone()], vec![ended.clone(), ended]] {
+            let e = inner.jobs.values_mut().next().expect("a job");
+            e.merge(runs, true);
+            let mut written = vec![];
+            e.job.write(&mut written).expect("JSON");
+            let serialized = serde_json::to_vec(&e.job).expect("JSON");
+            assert_eq!(String::from_utf8(written), String::from_utf8(serialized));
+        }
+    }
 
     #[test]
     fn an_instance_that_new_data_lacks_is_not_gone_before_it_could_send_a_heartbeat() {
