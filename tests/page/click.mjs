@@ -455,7 +455,8 @@ async function hostileWords() {
   if (!own) return;
   const evil = '<img src=x onerror=window.pwned=1> \u202egnp.exe';
   const refused = await page.evaluate(async (reason) => {
-    for (const [path, body] of [['trigger', { key: reason }], ['pause', { reason }]]) {
+    const long = { reason: `${reason} ${'x'.repeat(900)}` };
+    for (const [path, body] of [['trigger', { key: reason }], ['pause', long]]) {
       const answer = await fetch(`api/v1/jobs/hostile/${path}`, { method: 'POST', body: JSON.stringify(body),
         headers: { Authorization: `Bearer ${sessionStorage.getItem('soloist-token')}`,
           'Content-Type': 'application/json' } });
@@ -475,6 +476,9 @@ async function hostileWords() {
   for (const hash of ['#/overview', '#/job/hostile', '#/events?q=hostile']) {
     await go(hash);
     await isText(hash);
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth
+      - document.documentElement.clientWidth);
+    if (wide > 1) troubles.push(`long words make ${hash} ${wide} pixels wider than its window`);
   }
   for (const hash of ['#/timeline', '#/calendar', '#/wall', '#/load']) {
     await go(hash);
