@@ -104,7 +104,7 @@ fn serve(socket: OwnedFd, title: &Title) -> io::Result<Option<io::Result<Guard>>
     }
 }
 
-/// The next request; nothing, if the daemon is gone. None: it is gone, and has not read every reply.
+/// The next request: an empty one if the daemon is gone. None: it is gone, and has not read every reply.
 fn receive(socket: &OwnedFd, words: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     loop {
