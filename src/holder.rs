@@ -514,7 +514,7 @@ impl Holder {
         };
         let times = traces::Times {
             // Not known of a claim that was never answered.
-            claimed: (g.sent > Boottime(0)).then_some(g.sent),
+            claimed: Some(g.sent).filter(|sent| *sent != Boottime(0)),
             started: end.started,
             gone: end.ended,
             recorded: Boottime::now(),

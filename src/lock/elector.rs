@@ -172,7 +172,9 @@ impl Elector {
         let thread = Arc::new(ClientThread::default());
         let store = {
             let handle = thread.handle();
-            let _inside = handle.map_err(|e| no_thread(url_of(&config), &e))?.enter();
+            let _inside = handle
+                .map_err(|e| no_thread(config.url.to_string(), &e))?
+                .enter();
             store::open(&config)?
         };
         Self::with(thread, store, job, lease)
@@ -510,10 +512,6 @@ fn no_thread(address: String, e: &std::io::Error) -> store::Error {
         address,
         reason: format!("the elector's thread failed: {e}"),
     }
-}
-
-fn url_of(config: &config::Store) -> String {
-    config.url.to_string()
 }
 
 impl std::fmt::Debug for Elector {

@@ -26,8 +26,8 @@ struct Entry {
 pub(super) struct WaitQueue {
     /// The waiter that has it asks the store; tokio hands it out in the order in which the waiters came.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
-    /// Counts the releases that this client knows of.
-    releases: watch::Sender<u64>,
+    /// Changes with each release that this client knows of.
+    releases: watch::Sender<()>,
     /// The owner that holds the lock, as far as this client knows, and until when at most.
     held: Mutex<Option<(Arc<str>, Boottime)>>,
     /// Whether the store was asked to announce releases by others, and whether it does so now.
@@ -43,7 +43,7 @@ pub(super) struct Waiter {
 }
 
 /// Notifies of the releases that come after it was marked.
-pub(super) struct Wakeup(watch::Receiver<u64>);
+pub(super) struct Wakeup(watch::Receiver<()>);
 
 /// Whether the client with this id made this owner.
 pub(super) fn made_by(id: &str, owner: &str) -> bool {
@@ -63,7 +63,7 @@ impl WaitQueues {
         let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
             queue: Arc::new(WaitQueue {
                 turn: Arc::default(),
-                releases: watch::Sender::new(0),
+                releases: watch::Sender::new(()),
                 held: Mutex::new(None),
                 asked_to_subscribe: AtomicBool::new(false),
                 subscribed: AtomicBool::new(false),
@@ -114,7 +114,7 @@ impl WaitQueue {
     fn wake(&self) {
         let mut held = self.held();
         *held = None;
-        self.releases.send_modify(|n| *n += 1);
+        self.releases.send_replace(());
     }
 
     pub(super) fn wakeup(&self) -> Wakeup {
