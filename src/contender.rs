@@ -37,6 +37,7 @@ pub use crate::logic::contest::{Ask, ContestEnd, Due, Epoch};
 use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, StoreRetry},
+    last_will::{self, LastWill},
     logic::{
         backoff::Throttle,
         belief::{self, Sampled},
@@ -65,6 +66,8 @@ pub struct Granted {
     pub start_by: i64,
     /// Held until the command was started.
     pub permit: Option<ClaimPermit>,
+    /// Until the guard is told what to run.
+    pub in_will: Option<last_will::Entry>,
     /// The grant answered a repeated claim, and came too late to start the run: settle it as missed, for this
     /// reason.
     pub too_late: Option<&'static str>,
@@ -94,6 +97,8 @@ pub struct Contender {
     retry: StoreRetry,
     start: Start,
     batcher: ClaimBatcher,
+    /// What is to be said of claims if this process is killed.
+    last_will: Option<Arc<LastWill>>,
     /// Boxed, because up to half of a hash table is empty.
     jobs: Mutex<HashMap<JobName, Box<Entry>>>,
     /// Unanswered claims and active runs of removed jobs. Lock it after `jobs`.
@@ -184,6 +189,8 @@ pub struct Parts {
     pub plans: mpsc::UnboundedSender<PlanUpdate>,
     /// Where this instance shows how it is.
     pub vitals: Arc<Vitals>,
+    /// Where it says what it has claimed; None: nobody would read it.
+    pub last_will: Option<Arc<LastWill>>,
     pub stop: CancellationToken,
     pub tasks: TaskTracker,
 }
@@ -192,6 +199,7 @@ impl Contender {
     pub fn build(p: Parts, start: Start) -> Self {
         Self {
             batcher: ClaimBatcher::start(p.store.clone()),
+            last_will: p.last_will,
             store: p.store,
             clock: p.clock,
             me: Me {

@@ -24,6 +24,8 @@ use self::{
 };
 #[cfg(feature = "http")]
 use crate::http;
+#[cfg(test)]
+use crate::last_will::Claimed;
 use crate::{
     blocking,
     clock::StoreClock,
@@ -31,6 +33,7 @@ use crate::{
     contender::{Contender, Parts},
     early,
     holder::Holder,
+    last_will::{LastWill, Testator},
     logic::claim::Event,
     model::{InstanceId, JobName},
     recording::{Line, Recorder, recording},
@@ -69,6 +72,9 @@ const LAST_TRACES: Duration = Duration::from_secs(2);
 
 /// How often this process ends runs whose daemon and guard were killed together, on the same host.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the zygote lives.
+const ZYGOTE_EVERY: Duration = Duration::from_secs(1);
 
 async fn sweep() {
     let runs = blocking::run(Runner::sweep).await;
@@ -197,9 +203,19 @@ impl Daemon {
             found::found(&*store).await?;
         }
         let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
+        early::outlive_the_limit_on_files();
+        let testator = Testator {
+            store: config.store.clone(),
+            record_file: recorder.as_ref().map(|r| r.path().to_owned()),
+        };
+        let last_will = LastWill::new(&testator);
+        if let Err(error) = &last_will {
+            warn!(%error, "if this instance is killed, what it was granted and had not started is recorded as unknown");
+        }
         let runner = runner
             .hiding(config.store_variables.clone())
-            .recording(recorder.clone());
+            .recording(recorder.clone())
+            .leaving(last_will.ok());
         runner.start_zygote();
         sweep().await;
         let parts = (store, runner, recorder);
@@ -208,6 +224,10 @@ impl Daemon {
         let background = &daemon.background;
         background.spawn(sweep_now_and_then(daemon.finish.clone()));
         background.spawn(reap_strangers(daemon.finish.clone()));
+        background.spawn(keep_zygote(
+            daemon.holder.runner.clone(),
+            daemon.finish.clone(),
+        ));
         daemon.serve_http();
         daemon.send_notifications();
         Ok(daemon)
@@ -246,6 +266,7 @@ impl Daemon {
             journal: decisions,
             plans,
             vitals: Arc::default(),
+            last_will: holder.runner.last_will().cloned(),
             stop: stop.clone(),
             tasks: contests.clone(),
         };
@@ -295,6 +316,12 @@ impl Daemon {
             #[cfg(feature = "http")]
             config_shown,
         })
+    }
+
+    /// What would be said of its claims if it were killed now.
+    #[cfg(test)]
+    pub(crate) fn last_will(&self) -> Option<(Testator, Vec<Claimed>)> {
+        self.holder.runner.last_will()?.read().ok()
     }
 
     /// Serves HTTP, if the configuration says so.
@@ -485,6 +512,14 @@ fn tie(parts: Parts, holder: &Arc<Holder>) -> Arc<Contender> {
             }),
         )
     })
+}
+
+/// A zygote that dies is replaced also while nothing is started: it is to execute the last will.
+async fn keep_zygote(runner: Runner, finish: CancellationToken) {
+    let pause = || finish.run_until_cancelled(tokio::time::sleep(ZYGOTE_EVERY));
+    while pause().await.is_some() {
+        runner.start_zygote();
+    }
 }
 
 async fn sweep_now_and_then(finish: CancellationToken) {

@@ -1,9 +1,10 @@
-//! Places where a debug build kills itself with SIGKILL or panics, if `SOLOIST_FAILPOINT` has the name of the place.
-//! With `SOLOIST_FAILPOINT_ONCE=<file>` a process kills itself only if the file does not exist yet; it creates the file
-//! first.
+//! Places where a debug build kills itself with SIGKILL or panics, if `SOLOIST_FAILPOINT` has the name of the place, or
+//! its name in a list with commas. With `SOLOIST_FAILPOINT_ONCE=<file>` a process kills itself only if the file does
+//! not exist yet; it creates the file first.
 
 fn wanted(name: &str) -> bool {
-    cfg!(debug_assertions) && std::env::var("SOLOIST_FAILPOINT").is_ok_and(|v| v == name)
+    cfg!(debug_assertions)
+        && std::env::var("SOLOIST_FAILPOINT").is_ok_and(|v| v.split(',').any(|n| n == name))
 }
 
 /// Panics when the environment says so.

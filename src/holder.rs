@@ -21,6 +21,7 @@ use crate::{
     contender::{self, Contender, Granted},
     failpoint,
     guard::{HandOver, KnownEnd, Moment, Spec},
+    last_will,
     logic::{
         attempts::{self, After},
         backoff::{Pauses, Throttle},
@@ -193,13 +194,14 @@ impl Holder {
         spec: Spec,
         output: config::Output,
         prepared: Option<Prepared>,
+        entry: Option<last_will::Entry>,
     ) -> Result<Running, StartError> {
         #[cfg(test)]
         if crate::simulation::simulated() {
-            return self.runner.start_prepared(spec, output, prepared);
+            return self.runner.start_prepared(spec, output, prepared, entry);
         }
         let runner = self.runner.clone();
-        blocking::run(move || runner.start_prepared(spec, output, prepared)).await
+        blocking::run(move || runner.start_prepared(spec, output, prepared, entry)).await
     }
 
     fn prepared(&self) -> MutexGuard<'_, BTreeMap<RunId, Prepared>> {
@@ -297,6 +299,7 @@ impl Holder {
             drop(command);
             g.slot = None;
             g.permit = None;
+            g.in_will = None;
             return self.settle_unstarted(contender, &g, end, None).await;
         }
         let mut turn = match self.keep(contender, &g, &mut hold, None, nudge).await {
@@ -305,6 +308,9 @@ impl Holder {
                 drop(command);
                 g.slot = None;
                 g.permit = None;
+                if next_attempt.is_none() {
+                    g.in_will = None;
+                }
                 return self
                     .settle_unstarted(contender, &g, *end, next_attempt)
                     .await;
@@ -322,7 +328,8 @@ impl Holder {
             settle,
         );
         let prepared = self.prepared().remove(&g.run.id);
-        let started = self.launch(spec, job.output, prepared).await;
+        let entry = g.in_will.take();
+        let started = self.launch(spec, job.output, prepared, entry).await;
         turn.launched();
         let mut running = match started {
             Ok(running) => running,

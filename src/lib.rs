@@ -49,6 +49,8 @@ pub mod guard;
 pub mod holder;
 #[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "daemon")]
+pub mod last_will;
 #[cfg(feature = "notify")]
 mod notify;
 #[cfg(feature = "daemon")]

@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         Some(arg) if arg == soloist::guard::ARGUMENT => soloist::guard::main(),
         Some(arg) if arg == soloist::guard::ZYGOTE_ARGUMENT => soloist::guard::zygote(),
         Some(arg) if arg == soloist::guard::SETTLE_ARGUMENT => soloist::settle::main(),
+        Some(arg) if arg == soloist::last_will::ARGUMENT => soloist::last_will::settle::main(),
         _ => soloist::cli::main(),
     }
 }

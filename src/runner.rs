@@ -48,6 +48,7 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
+    last_will::{self, LastWill},
     logic::guard_life::{Cause, Overdue, Stop},
     model::{JobName, Marks, Outcome, RunId, Usage},
     recording::{Line, Recorder},
@@ -143,6 +144,8 @@ pub struct Runner {
     zygote: Arc<Mutex<Keeper>>,
     /// Where starts and ends of commands are written down.
     recorder: Option<Arc<Recorder>>,
+    /// What the zygote executes if this process is killed.
+    last_will: Option<Arc<LastWill>>,
     /// See [`Runner::for_one_run`].
     sole: bool,
 }
@@ -185,6 +188,7 @@ impl Runner {
             hidden: Arc::default(),
             zygote: Arc::default(),
             recorder: None,
+            last_will: None,
             sole: false,
         })
     }
@@ -202,6 +206,7 @@ impl Runner {
             hidden: Arc::default(),
             zygote: Arc::default(),
             recorder: None,
+            last_will: None,
             sole: false,
         }
     }
@@ -219,6 +224,16 @@ impl Runner {
     /// Writes down when commands start and end.
     pub fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
         Self { recorder, ..self }
+    }
+
+    /// Has its zygote execute this will if this process is killed. Call it before the zygote is started.
+    pub fn leaving(self, last_will: Option<Arc<LastWill>>) -> Self {
+        Self { last_will, ..self }
+    }
+
+    /// The will, if there is one.
+    pub fn last_will(&self) -> Option<&Arc<LastWill>> {
+        self.last_will.as_ref()
     }
 
     /// For a program that starts one run and no other process: all that become children of it are of that run. Only if
@@ -264,10 +279,11 @@ impl Runner {
     /// # Errors
     /// No descriptor, process or memory is left for a guard. Later errors are part of [`RunEnd`].
     pub fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
-        self.start_prepared(spec, output, None)
+        self.start_prepared(spec, output, None, None)
     }
 
-    /// Like [`Runner::start`], with the guard that was prepared for this run, if there is one.
+    /// Like [`Runner::start`], with the guard that was prepared for this run, and its entry in the last will, if there
+    /// are such.
     ///
     /// # Errors
     /// As [`Runner::start`].
@@ -276,13 +292,10 @@ impl Runner {
         spec: Spec,
         output: Output,
         prepared: Option<Prepared>,
+        entry: Option<last_will::Entry>,
     ) -> Result<Running, StartError> {
-        if let Some(recorder) = &self.recorder {
-            let (run, at) = (spec.run_id, Boottime::now());
-            recorder.write(&Line::Starts { run, at });
-        }
         let job = spec.job.clone();
-        self.spawn(spec, output, prepared)
+        self.spawn(spec, output, prepared, entry)
             .map_err(|source| self.failed(&job, source))
     }
 
@@ -330,7 +343,8 @@ impl Runner {
     /// Starts the zygote, from which guards are forked once it is ready, if there is none. Needs a Tokio runtime; does
     /// not wait.
     pub fn start_zygote(&self) {
-        self.zygote.lock().start(|| self.command());
+        let will = self.last_will();
+        self.zygote.lock().start(|| self.command(), will);
     }
 
     /// Has a guard forked by the zygote. None: that is not possible now, so a guard is to be executed. The zygote may
@@ -339,7 +353,7 @@ impl Runner {
         let run = run.to_string();
         let words = ["soloist", guard::ARGUMENT, job.as_str(), &run];
         let mut zygote = self.zygote.lock();
-        zygote.start(|| self.command());
+        zygote.start(|| self.command(), self.last_will());
         let Some(asked) = zygote.ready() else {
             return Ok(None);
         };
@@ -357,20 +371,33 @@ impl Runner {
         }
     }
 
-    fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {
+    fn spawn(
+        &self,
+        spec: Spec,
+        output: Output,
+        prepared: Option<Prepared>,
+        entry: Option<last_will::Entry>,
+    ) -> io::Result<Running> {
         #[cfg(test)]
         if let Some(running) = simulated::start(&spec, output.keep) {
             return Ok(running);
         }
         let mut first_line = serde_json::to_vec(&spec)?;
         first_line.push(b'\n');
-        // If somebody killed the waiting guard, nothing was started yet, and a new guard replaces it.
-        let told = prepared.and_then(|mut p| Some((p.tell(&first_line).ok()?, p)));
-        let (written, prepared) = match told {
-            Some(told) => told,
-            None => {
-                let mut new = self.launch(&spec.job, spec.run_id, spec.transparent.is_some())?;
-                (new.tell(&first_line)?, new)
+        let launch = || self.launch(&spec.job, spec.run_id, spec.transparent.is_some());
+        let mut prepared = prepared.map_or_else(launch, Ok)?;
+        // From here on the guard is the one who knows whether the command was executed.
+        entry.map_or(Ok(()), last_will::Entry::strike_out)?;
+        if let Some(recorder) = &self.recorder {
+            let (run, at) = (spec.run_id, Boottime::now());
+            recorder.write(&Line::Starts { run, at });
+        }
+        let written = match prepared.tell(&first_line) {
+            Ok(written) => written,
+            // If somebody killed the waiting guard, nothing was started yet, and a new guard replaces it.
+            Err(_) => {
+                prepared = launch()?;
+                prepared.tell(&first_line)?
             }
         };
         // The supervisor sends the rest later.

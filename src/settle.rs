@@ -26,7 +26,7 @@ use crate::{
 
 /// How long this process tries to record an outcome that only it knows. If it gives up, the history says `unknown`, and
 /// with `on_crash = "rerun"` the command runs again although its end was known.
-const KNOWN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const KNOWN_PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Longest pause between two attempts: while other instances may be about to take over, and later.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
 
@@ -291,7 +291,7 @@ pub(crate) async fn simulated(handed: HandOver) {
 
 /// Ignores the signals that a guard ignores, because this process may not have been one: a signal to everything that a
 /// stopped daemon left behind, or to its group in a terminal, must not end this process.
-fn outlive_terminal_and_service() {
+pub(crate) fn outlive_terminal_and_service() {
     let _ = rustix::process::setsid();
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT] {
         // SAFETY: valid signals, and a valid disposition.
@@ -338,7 +338,7 @@ fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
     clippy::print_stderr,
     reason = "there is no log in this process; stderr may be closed, and then nobody hears"
 )]
-fn fail(error: &str) -> ExitCode {
+pub(crate) fn fail(error: &str) -> ExitCode {
     eprintln!("soloist: settle: {}", crate::text::line(error));
     ExitCode::from(70)
 }

@@ -118,6 +118,8 @@ pub(crate) struct World {
     server: Server,
     instances: Vec<Instance>,
     commands: Vec<Command>,
+    /// What killed instances had claimed and not started: each until it is said.
+    wills: Vec<Willed>,
     mail: Vec<Message>,
     /// Of each fault, how often it may happen still.
     left: BTreeMap<Fault, u8>,
@@ -188,6 +190,17 @@ struct Command {
     settle: Option<Settling>,
 }
 
+/// See [`crate::last_will`].
+#[derive(Debug, Clone)]
+struct Willed {
+    job: JobName,
+    run: RunId,
+    of: (usize, u32),
+    offset_us: i64,
+    /// Until when it is looked for in the store.
+    until: Boottime,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CommandState {
     Starting,
@@ -221,6 +234,7 @@ impl World {
                 .map(|i| Instance::new(i, &plan))
                 .collect(),
             commands: vec![],
+            wills: vec![],
             mail: vec![],
             left: plan.faults.clone(),
             most: plan.most,
@@ -371,6 +385,7 @@ impl World {
                 busy |= self.guard(c);
                 c += 1;
             }
+            busy |= self.execute_wills();
             if !busy {
                 return;
             }
@@ -513,6 +528,7 @@ impl World {
             server,
             instances,
             commands,
+            wills,
             mail,
             left,
             most,
@@ -527,7 +543,7 @@ impl World {
         } = self;
         write!(
             out,
-            "{now:?}{server:?}{commands:?}{mail:?}{left:?}{most}{people}{truth:?}{calm}{over}{broken:?}"
+            "{now:?}{server:?}{commands:?}{wills:?}{mail:?}{left:?}{most}{people}{truth:?}{calm}{over}{broken:?}"
         )?;
         instances.iter().try_for_each(|i| i.shown(out))
     }

@@ -54,6 +54,7 @@ impl Instance {
             journal,
             plans,
             vitals: std::sync::Arc::default(),
+            last_will: None,
             stop: CancellationToken::new(),
             tasks: tasks.clone(),
         };

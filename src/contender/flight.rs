@@ -12,6 +12,7 @@ use tracing::{debug, info, warn};
 use super::{ClaimPermit, Contender, Granted};
 use crate::{
     clock::Boottime,
+    last_will::{self, Claimed},
     logic::{
         claim::{Answer, Claim, Target},
         contest::{
@@ -45,6 +46,7 @@ impl Contender {
             at,
             slot: None,
             permit: None,
+            in_will: None,
             woken: None,
             contradicted: 0,
             waits,
@@ -102,6 +104,8 @@ struct Flight {
     slot: Option<OwnedSemaphorePermit>,
     /// Held while a claim is under way, and then by a grant.
     permit: Option<ClaimPermit>,
+    /// From before the claim leaves, and then by a grant.
+    in_will: Option<last_will::Entry>,
     /// Ends with the next change after the last check.
     woken: Option<OwnedNotified>,
     /// How often in a row the store refused to decide because of its clock, which its answers show as believed.
@@ -288,6 +292,7 @@ impl Flight {
                     sent: sent.unwrap_or(Boottime(0)),
                     start_by: win.start_by,
                     permit: self.permit.take(),
+                    in_will: self.in_will.take(),
                     too_late: win.too_late,
                     slot: self.slot.take(),
                     waits: self.waits,
@@ -317,6 +322,7 @@ impl Flight {
         let (definition, target) = (claim.definition.clone(), claim.target.clone());
         let given_up = claim.missed.iter().map(|m| m.count).sum();
         self.lapsed |= claim.observed.is_some();
+        self.put_into_will(&claim);
         let begun = Boottime::now();
         let reply = contender.batcher.claim(claim).await;
         self.waits
@@ -370,9 +376,21 @@ impl Flight {
         let step = self.see(Some(reply.sent), |contest, v, effects| {
             contest.answered(reply.value, info, v, effects)
         });
-        // Only a grant keeps the permit.
+        // Only a grant keeps them.
         self.permit = None;
+        self.in_will = None;
         step
+    }
+
+    /// A claim that was not answered stays there: it may be granted.
+    fn put_into_will(&mut self, claim: &Claim) {
+        let contender = &self.contender;
+        if self.in_will.as_ref().is_none_or(|e| e.run() != claim.run)
+            && let Some(will) = &contender.last_will
+        {
+            let offset_us = contender.clock.offset_us().unwrap_or(0);
+            self.in_will = will.add(&Claimed::of(claim, offset_us));
+        }
     }
 
     /// Whether `run`, whose claim was not answered, was granted. None: the store does not answer.

@@ -296,6 +296,7 @@ mod tests {
             journal: mpsc::channel(10).0,
             plans,
             vitals: std::sync::Arc::default(),
+            last_will: None,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };

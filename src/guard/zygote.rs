@@ -3,30 +3,40 @@
 //! To execute this program again for each run costs more than the rest of a start: the loader relocates megabytes. The
 //! zygote is executed, so it has neither the threads nor the memory of the daemon. It has one thread, keeps nothing
 //! between two requests, and does nothing but fork: its guards are children of the daemon (CLONE_PARENT), so its end
-//! concerns none of them. It ends with its daemon. The daemon's side is `runner::zygote`.
+//! concerns none of them. It ends with its daemon; of a daemon that was killed it executes the last will first
+//! ([`last_will`]). The daemon's side is `runner::zygote`.
 //!
-//! Descriptor 0 is a socket to the daemon (SOCK_SEQPACKET). The zygote sends a zero once it is ready. A request is the
-//! command line of a guard, with its descriptors 0, 1 and 2 beside it; the reply is the guard's pid, or a negative
-//! error number.
+//! Descriptor 1 is the will, or /dev/null. Descriptor 0 is a socket to the daemon (SOCK_SEQPACKET). The zygote sends a
+//! zero once it is ready. A request is the command line of a guard, with its descriptors 0, 1 and 2 beside it; the
+//! reply is the guard's pid, or a negative error number.
 
 use std::{
+    fs::File,
     io::{self, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    process::ExitCode,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    process::{ExitCode, Stdio},
+    time::Duration,
 };
 
 use rustix::{
     io::Errno,
     net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send},
-    process::Signal,
+    process::{Pid, Signal},
 };
 
-use super::{Guard, block_signals, cgroup, spawn::reset_signals};
-use crate::model::JobName;
+use super::{Guard, block_signals, cgroup, ignore_signals, spawn::reset_signals, unblock_signals};
+use crate::{clock::Boottime, last_will, model::JobName};
 
-/// The hidden first argument that makes this binary a zygote; as much as a guard has after it follows.
+/// The hidden first argument that makes this binary a zygote; as much as a guard has after it follows, and then the pid
+/// of its daemon.
 pub const ZYGOTE_ARGUMENT: &str = "__zygote";
+
+/// How long a daemon may take to be dead after it has closed its descriptors.
+const DYING: Duration = Duration::from_secs(60);
 
 /// The longest command line of a guard: `soloist __guard JOB RUN`, each with a NUL.
 const LONGEST: usize = "soloist ".len() + "__guard ".len() + JobName::LONGEST + 1 + 37;
@@ -40,9 +50,16 @@ pub(crate) fn padding() -> String {
 pub fn main() -> ExitCode {
     // SAFETY: descriptor 0 is open (std ensures that) and nothing else in this process uses it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
-    match prepare(&socket).and_then(|title| serve(socket, &title)) {
-        Ok(None) => ExitCode::SUCCESS,
+    let daemon = std::env::args().nth(3).and_then(|pid| pid.parse().ok());
+    let ended = match prepare(&socket).and_then(|title| serve(socket, &title)) {
         Ok(Some(guard)) => super::run(guard),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
+    };
+    // Also if the daemon has died before this process was ready. If it fails, those runs are found dead, as of a host
+    // that was lost.
+    match ended.and(execute_will(daemon.and_then(Pid::from_raw))) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("soloist: zygote: {}", crate::text::line(&error.to_string()));
             ExitCode::from(70)
@@ -53,7 +70,7 @@ pub fn main() -> ExitCode {
 fn prepare(socket: &OwnedFd) -> io::Result<Title> {
     rustix::io::fcntl_setfd(socket, rustix::io::FdFlags::CLOEXEC)?;
     // A zygote that is stopped does not see its daemon's end.
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::CONT))?;
     // Ctrl-C in the daemon's terminal is not meant for it.
     let _ = rustix::process::setsid();
     // Executed as /proc/self/exe, it is called "exe" otherwise; `pgrep soloist` finds its guards by this name.
@@ -74,6 +91,31 @@ fn prepare(socket: &OwnedFd) -> io::Result<Title> {
 fn find_out_about_cpu() {
     #[cfg(target_arch = "x86_64")]
     std::hint::black_box(std::is_x86_feature_detected!("avx2"));
+}
+
+/// The daemon has closed its end: if that is because it is dead, and it left something to say, becomes the process that
+/// says it. A daemon that gives its zygote up kills it before it closes its end.
+fn execute_will(daemon: Option<Pid>) -> io::Result<()> {
+    let will = File::from(rustix::stdio::stdout().try_clone_to_owned()?);
+    if !will.metadata()?.is_file() || last_will::read(&will)?.1.is_empty() {
+        return Ok(());
+    }
+    crate::failpoint::panics("no_last_will");
+    let end = Boottime::now() + DYING;
+    while rustix::process::getppid() == daemon {
+        if Boottime::now() >= end {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ignore_signals();
+    unblock_signals();
+    Err(std::process::Command::new("/proc/self/exe")
+        .arg0("soloist")
+        .arg(last_will::ARGUMENT)
+        .stdin(will)
+        .stdout(Stdio::null())
+        .exec())
 }
 
 /// Forks guards until the daemon closes the socket (None). In a forked guard, returns that guard.
@@ -104,13 +146,14 @@ fn serve(socket: OwnedFd, title: &Title) -> io::Result<Option<io::Result<Guard>>
     }
 }
 
-/// The next request: an empty one if the daemon is gone. None: it is gone, and has not read every reply.
+/// The next request. None: the daemon is gone.
 fn receive(socket: &OwnedFd, words: &mut [u8]) -> io::Result<Option<(usize, Vec<OwnedFd>)>> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut into = [IoSliceMut::new(words)];
         let length = match recvmsg(socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(message) if message.bytes == 0 => return Ok(None),
             Ok(message) => message.bytes,
             Err(Errno::INTR) => continue,
             Err(Errno::CONNRESET) => return Ok(None),

@@ -43,16 +43,15 @@ impl After {
         match self {
             Self::End => None,
             Self::Failure => after_failure(job, attempt),
-            Self::Crash => after_crash(job, attempt),
-            Self::NoStart if attempt >= SLOW_STARTS => after_crash(job, attempt),
-            Self::NoStart => after_no_start(attempt),
+            Self::Crash => after_crash(job.on_crash, job.max_attempts, attempt),
+            Self::NoStart => after_unstarted(job.on_crash, job.max_attempts, attempt),
         }
     }
 }
 
 /// After a run whose holder died, or lost its lease.
-fn after_crash(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
-    (job.on_crash == OnCrash::Rerun && attempt < job.max_attempts).then_some(DelayedAttempt {
+fn after_crash(on_crash: OnCrash, max_attempts: u32, attempt: u32) -> Option<DelayedAttempt> {
+    (on_crash == OnCrash::Rerun && attempt < max_attempts).then_some(DelayedAttempt {
         delay_ms: 0,
         trigger: Trigger::Takeover,
     })
@@ -71,6 +70,18 @@ pub fn after_failure(job: &Job, attempt: u32) -> Option<DelayedAttempt> {
         delay_ms: wait.as_millis() as i64,
         trigger: Trigger::Retry,
     })
+}
+
+/// After a run whose holder died, or lost its lease, before the command was started.
+pub fn after_unstarted(
+    on_crash: OnCrash,
+    max_attempts: u32,
+    attempt: u32,
+) -> Option<DelayedAttempt> {
+    match attempt < SLOW_STARTS {
+        true => after_no_start(attempt),
+        false => after_crash(on_crash, max_attempts, attempt),
+    }
 }
 
 /// After a run whose command was never started: the next one repeats nothing, whatever the job says of repeats.
@@ -231,8 +242,9 @@ mod tests {
             ("on_crash = \"rerun\"\nmax_attempts = 4", 3),
         ] {
             let job = job(lines);
-            assert_eq!(delays(&job, after_crash), vec![0; wanted], "{lines}");
-            let trigger = after_crash(&job, 1).map(|a| a.trigger);
+            let after = |job: &Job, attempt| after_crash(job.on_crash, job.max_attempts, attempt);
+            assert_eq!(delays(&job, after), vec![0; wanted], "{lines}");
+            let trigger = after(&job, 1).map(|a| a.trigger);
             assert_eq!(trigger, (wanted > 0).then_some(Trigger::Takeover));
         }
     }

@@ -83,6 +83,10 @@ pub fn reason(cause: Option<Cause>) -> Option<String> {
     Some(said.to_owned())
 }
 
+/// The error in the record of a run whose daemon died before it told a guard what to run.
+pub const NEVER_STARTED: &str =
+    "the instance died before it started the command: the command was never executed";
+
 /// What is to be done to the tree now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use]

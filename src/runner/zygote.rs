@@ -5,6 +5,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::{Command, Stdio},
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,7 +20,7 @@ use rustix::{
 };
 
 use super::children::OwnChild;
-use crate::{clock::Boottime, guard};
+use crate::{clock::Boottime, guard, last_will::LastWill};
 
 /// How long a zygote may take to fork a guard. One that somebody has stopped or frozen never does.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -39,9 +40,13 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Starts a zygote from `command`, which starts this binary, if there is none. Does not wait until it is ready.
-    /// Needs a Tokio runtime.
-    pub(super) fn start(&mut self, command: impl FnOnce() -> Command) {
+    /// Starts a zygote from `command`, which starts this binary, if there is none, and gives it the `will`. Does not
+    /// wait until it is ready. Needs a Tokio runtime.
+    pub(super) fn start(
+        &mut self,
+        command: impl FnOnce() -> Command,
+        will: Option<&Arc<LastWill>>,
+    ) {
         if self.zygote.as_mut().is_some_and(|z| z.ready().is_ok()) {
             return;
         }
@@ -50,7 +55,7 @@ impl Keeper {
         if self.again.is_none_or(|again| now >= again) {
             self.again = Some(now + PAUSE);
             // Without one, guards are executed, which costs more.
-            self.zygote = Zygote::start(command()).ok();
+            self.zygote = Zygote::start(command(), will).ok();
         }
     }
 
@@ -90,7 +95,8 @@ impl From<io::Error> for Failed {
 }
 
 impl Zygote {
-    fn start(mut command: Command) -> io::Result<Self> {
+    fn start(mut command: Command, will: Option<&Arc<LastWill>>) -> io::Result<Self> {
+        let will = will.map(|will| will.file()).transpose()?;
         let (ours, theirs) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -99,8 +105,9 @@ impl Zygote {
         )?;
         command
             .args([guard::ZYGOTE_ARGUMENT, &guard::zygote_padding()])
+            .arg(std::process::id().to_string())
             .stdin(theirs)
-            .stdout(Stdio::null())
+            .stdout(will.map_or_else(Stdio::null, Stdio::from))
             .stderr(Stdio::null());
         Ok(Self {
             child: OwnChild::spawn(command)?,
@@ -114,15 +121,15 @@ impl Zygote {
     /// # Errors
     /// It is dead, or takes too long: another one may be of use.
     fn ready(&mut self) -> Result<bool, Failed> {
-        let Some(begun) = self.begun else {
-            return Ok(true);
-        };
-        match self.reply() {
-            Ok(0) => {
+        match (self.reply(), self.begun) {
+            (Ok(0), Some(_)) => {
                 self.begun = None;
                 Ok(true)
             }
-            Err(Errno::AGAIN) if Boottime::now().since(begun) < BEGINNING => Ok(false),
+            (Err(Errno::AGAIN), None) => Ok(true),
+            (Err(Errno::AGAIN), Some(begun)) if Boottime::now().since(begun) < BEGINNING => {
+                Ok(false)
+            }
             _ => Err(Failed::Zygote),
         }
     }
@@ -280,6 +287,12 @@ mod tests {
         assert!(matches!(zygote.ready(), Ok(true)));
         // It stays so, and that is no answer to anything else.
         assert!(matches!(zygote.ready(), Ok(true)));
+        // Until it dies.
+        drop(theirs);
+        while matches!(zygote.ready(), Ok(true)) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(matches!(zygote.ready(), Err(Failed::Zygote)));
         for begins in [1, -1] {
             let (mut zygote, theirs) = played();
             says(&theirs, begins);

@@ -20,6 +20,7 @@ use crate::{
     clock::Boottime,
     config::{self, Config},
     daemon::Daemon,
+    last_will::{self, LastWill, Testator},
     logic::{
         claim::{Control, Controlled},
         schedule::next_of,
@@ -238,7 +239,13 @@ impl Fleet {
         let daemon = instance.daemons.run(now, async {
             let store = store::open(&config.store).expect("a store");
             let who = (InstanceId::new(&name), name.clone());
-            let parts = (store, Runner::simulated(), None::<Arc<Recorder>>);
+            let testator = Testator {
+                store: config.store.clone(),
+                record_file: None,
+            };
+            let will = LastWill::new(&testator).expect("memory");
+            let runner = Runner::simulated().leaving(Some(will));
+            let parts = (store, runner, None::<Arc<Recorder>>);
             Daemon::assemble("/jobs.toml".into(), config, who, parts).expect("a daemon")
         });
         instance.daemon = Some(daemon);
@@ -263,9 +270,14 @@ impl Fleet {
         let now = self.now;
         let instance = &mut self.instances[i];
         let daemon = instance.daemon.take();
+        // Read before anything is dropped: a killed process drops nothing.
+        let will = daemon.as_ref().and_then(Daemon::last_will);
         instance.daemons.run(now, async { drop(daemon) });
         instance.daemons.kill(now);
         instance.daemons.stopped_until = 0;
+        if let Some(will) = will {
+            instance.guards.spawn(last_will::settle::simulated(will));
+        }
     }
 
     fn step(&mut self) {

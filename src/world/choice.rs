@@ -408,6 +408,7 @@ impl World {
 
     fn kill(&mut self, i: usize) {
         self.daemon_gone(i);
+        self.leave_will(i);
         self.instances[i].alive = false;
         self.instances[i].frozen = false;
         let of = Sender::Instance(i, self.instances[i].generation);
@@ -465,6 +466,7 @@ impl World {
     }
 
     fn next_moment(&self) -> Boottime {
+        let wills = self.wills.iter().map(|w| w.until);
         let works = |i: &usize| self.instances[*i].alive && !self.instances[*i].frozen;
         let instances = (0..self.instances.len())
             .filter(works)
@@ -486,7 +488,8 @@ impl World {
         });
         let all = instances
             .chain(mail.filter(|at| *at > self.now))
-            .chain(guards);
+            .chain(guards)
+            .chain(wills);
         let beat = self.now + Duration::from_secs(1);
         all.filter(|at| *at > self.now)
             .min()

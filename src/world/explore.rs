@@ -238,6 +238,7 @@ fn the_promises_hold_whatever_happens() {
         "lease lost",
         "lost",
         "missed",
+        "never started",
         "quarantine",
         "replaced",
         "retry",

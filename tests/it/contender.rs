@@ -320,6 +320,7 @@ impl Node {
                 journal,
                 plans,
                 vitals: std::sync::Arc::default(),
+                last_will: None,
                 stop: stop.clone(),
                 tasks: TaskTracker::new(),
             };

@@ -373,7 +373,7 @@ async fn a_prepared_guard_takes_the_run_that_it_was_prepared_for() {
     let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
     let pid = prepared.guard_pid();
     let mut running = runner
-        .start_prepared(spec, OUTPUT, Some(prepared))
+        .start_prepared(spec, OUTPUT, Some(prepared), None)
         .expect("a run");
     assert_eq!(running.guard_pid(), pid);
     let end = running.wait().await;
@@ -408,7 +408,7 @@ async fn a_prepared_guard_that_is_killed_costs_nothing() {
         stat(pid).is_none_or(|(state, _)| state == 'Z' && threads <= 1)
     })
     .await;
-    let started = runner.start_prepared(spec, OUTPUT, Some(prepared));
+    let started = runner.start_prepared(spec, OUTPUT, Some(prepared), None);
     let mut running = started.expect("a run");
     assert_ne!(running.guard_pid().expect("a pid").cast_signed(), pid);
     assert_eq!(running.wait().await.outcome, Outcome::Succeeded);
@@ -1447,6 +1447,7 @@ fn a_zygote_refuses_what_is_no_request() {
     let mut zygote = Command::new(EXE)
         .args([guard::ZYGOTE_ARGUMENT, &"-".repeat(500)])
         .stdin(theirs)
+        .stdout(Stdio::null())
         .spawn()
         .expect("a zygote");
     let mut ours = fs::File::from(ours);

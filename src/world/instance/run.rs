@@ -8,11 +8,11 @@ use crate::{
         attempts::{self, After},
         claim::{DelayedAttempt, Question, Renew, Settle},
         contest::Win,
-        guard_life::Life,
+        guard_life::{Cause, Life},
         hold::{self, Do, Hold, Renewed},
     },
     model::{Boottime, JobName, Outcome, RunId, RunRecord, job::Job},
-    world::{Body, Command, CommandState, SETTLE_AGAIN, Sender, Settling, TIMEOUT, World},
+    world::{Body, Command, CommandState, SETTLE_AGAIN, Sender, Settling, TIMEOUT, Willed, World},
 };
 
 impl World {
@@ -286,6 +286,76 @@ impl World {
         true
     }
 
+    /// What an instance that is killed leaves behind: its claims under way, and what it was granted and has not
+    /// started.
+    pub(in crate::world) fn leave_will(&mut self, i: usize) {
+        let of = (i, self.instances[i].generation);
+        let offset_us = self.instances[i].belief.offset_us().unwrap_or(0);
+        let until = self.now + TIMEOUT;
+        let under_way = self.mail.iter().filter_map(|m| match &m.body {
+            Body::Request(Question::Claim(claim), _) if m.from == Sender::Instance(i, of.1) => {
+                Some((claim.job.clone(), claim.run))
+            }
+            _ => None,
+        });
+        let mut claimed: Vec<_> = under_way.collect();
+        for (job, state) in &self.server.data.states {
+            let granted = state.open.iter().filter(|o| {
+                o.next_attempt.is_none()
+                    && is_of(o.run.id, of)
+                    && !self.commands.iter().any(|c| c.run.id == o.run.id)
+            });
+            claimed.extend(granted.map(|o| (job.clone(), o.run.id)));
+        }
+        let wills = claimed.into_iter().map(|(job, run)| Willed {
+            job,
+            run,
+            of,
+            offset_us,
+            until,
+        });
+        self.wills.extend(wills);
+    }
+
+    /// Has the store told of what it granted. True: something has changed.
+    pub(in crate::world) fn execute_wills(&mut self) -> bool {
+        let (now, up) = (self.now, self.server.up);
+        let mut busy = false;
+        for will in std::mem::take(&mut self.wills) {
+            let state = self.server.data.states.get(&will.job).filter(|_| up);
+            let held = state.and_then(|st| {
+                let lapsed = st.lapsed.as_deref().filter(|e| e.run.id == will.run);
+                st.held_by(will.run).or(lapsed)
+            });
+            let Some(run) = held.map(|e| e.run.clone()) else {
+                if now < will.until {
+                    self.wills.push(will);
+                } else {
+                    busy = true;
+                }
+                continue;
+            };
+            busy = true;
+            self.reached.insert("never started");
+            let definition = self.plan.job(&will.job);
+            let (lease, grace) = (definition.lease.length, definition.grace);
+            self.commands.push(Command {
+                job: will.job,
+                run,
+                of: will.of,
+                life: Life::new(now, now + lease, None, grace, lease),
+                state: CommandState::Gone(Outcome::Crashed, Some(Cause::DaemonGone), now),
+                lasts: Duration::ZERO,
+                fails: false,
+                stubborn: false,
+                offset_us: will.offset_us,
+                settle: None,
+                executed: false,
+            });
+        }
+        busy
+    }
+
     pub(in crate::world) fn guard_answered(&mut self, run: RunId) {
         self.reached.insert("settled by a guard");
         self.commands.retain(|c| c.run.id != run);
@@ -308,6 +378,12 @@ impl Settling {
     pub(in crate::world) fn wake_at(&self) -> Boottime {
         self.asked.map_or(self.again_at, |(_, until)| until)
     }
+}
+
+/// Whether the id names a run of this process.
+fn is_of(run: RunId, (i, generation): (usize, u32)) -> bool {
+    let n = run.0.as_u128();
+    (n >> 64, n >> 32 & 0xffff_ffff) == (i as u128, u128::from(generation))
 }
 
 /// Every third occurrence has a command that runs into the next one and ignores SIGTERM; the first attempt of every

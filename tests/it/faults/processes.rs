@@ -16,7 +16,7 @@ use crate::{
         process::{self, boottime_ns},
         proxy::Fault,
         skip,
-        trace::{ONCE, RERUN, Run},
+        trace::{Expect, ONCE, RERUN, Run},
         wait_for, wait_until, witness,
     },
 };
@@ -120,9 +120,13 @@ fn a_crashed_run_is_recorded_and_not_repeated_by_default() {
 
 /// A fleet whose first holder of `a` kills itself at this point.
 fn dying_at(point: &str, lines: &str) -> (Fleet, usize, tempfile::TempDir) {
+    dying(fleet(3), point, lines)
+}
+
+fn dying(plan: Plan, point: &str, lines: &str) -> (Fleet, usize, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let once = dir.path().join("once").display().to_string();
-    let mut plan = fleet(3).witness("a", "for=5", lines);
+    let mut plan = plan.witness("a", "for=5", lines);
     for i in 0..3 {
         plan = plan
             .env(i, "SOLOIST_FAILPOINT", point)
@@ -145,10 +149,47 @@ fn record_of_death(fleet: &Fleet) -> serde_json::Value {
     })
 }
 
-#[test]
-fn sigkill_between_grant_and_start_is_recorded_and_not_repeated() {
-    let (mut fleet, dead, _dir) = dying_at("after_grant", "");
+/// Its zygote outlives the daemon, and tells the store that the command was never executed.
+fn started_by_another_attempt(plan: Plan, lines: &str, promise: Expect) {
+    let (mut fleet, dead, _dir) = dying(plan, "after_grant", lines);
+    let next = fleet.wait_run("a second attempt", |r| r.attempt > 1);
     let record = record_of_death(&fleet);
+    assert_eq!(record["outcome"], "crashed", "{record}");
+    assert_eq!(record["started_at"], serde_json::Value::Null, "{record}");
+    let error = record["error"].as_str().unwrap_or_default();
+    assert!(error.contains("never executed"), "{record}");
+    assert_eq!(
+        (crate::support::fleet::occurrence_ms(&record), next.attempt),
+        (next.occurrence, 2)
+    );
+    fleet.instances[dead].kill();
+    fleet.wait_more_runs(2);
+    fleet.stop();
+    let starts = fleet.trace().runs().into_iter();
+    assert_eq!(
+        starts.filter(|r| r.occurrence == next.occurrence).count(),
+        1
+    );
+    fleet.judge(promise, &["a"], None);
+}
+
+#[test]
+fn sigkill_between_grant_and_start_has_another_instance_start_it() {
+    started_by_another_attempt(fleet(3), "", ONCE);
+    started_by_another_attempt(fleet(3).sqlite(), "", ONCE);
+}
+
+#[test]
+fn sigkill_between_grant_and_start_is_taken_over_with_rerun() {
+    started_by_another_attempt(fleet(3), "on_crash = \"rerun\"", RERUN);
+}
+
+/// As of a host that was lost.
+#[test]
+fn a_grant_of_a_daemon_and_a_zygote_that_died_is_recorded_and_not_repeated() {
+    let (mut fleet, dead, _dir) = dying_at("after_grant,no_last_will", "");
+    let record = record_of_death(&fleet);
+    assert_eq!(record["outcome"], "unknown", "{record}");
     assert_eq!(
         record["instance"],
         fleet.instances[dead].id.as_str(),
@@ -163,22 +204,6 @@ fn sigkill_between_grant_and_start_is_recorded_and_not_repeated() {
     fleet.instances[dead].kill();
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
-}
-
-#[test]
-fn sigkill_between_grant_and_start_is_taken_over_with_rerun() {
-    let (mut fleet, dead, _dir) = dying_at("after_grant", "on_crash = \"rerun\"");
-    let next = fleet.wait_run("a second attempt", |r| r.attempt > 1);
-    assert!(next.instance != fleet.instances[dead].id);
-    let record = record_of_death(&fleet);
-    assert_eq!(
-        crate::support::fleet::occurrence_ms(&record),
-        next.occurrence
-    );
-    fleet.instances[dead].kill();
-    fleet.wait_more_runs(2);
-    fleet.stop();
-    fleet.judge(RERUN, &["a"], None);
 }
 
 #[test]
@@ -568,6 +593,39 @@ fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() 
     });
     assert!(!left.iter().any(|&pid| process::alive(pid)), "{left:?}");
     takeover_of(&fleet, &run);
+    fleet.stop();
+}
+
+/// It is the one that would execute the daemon's last will.
+#[test]
+fn an_idle_daemon_whose_zygote_dies_has_another() {
+    let mut fleet = fleet(1)
+        .job("a", "schedule = \"0 0 29 2 *\"\ncommand = [\"true\"]")
+        .start();
+    let zygote = |not: u32| {
+        let children = process::children(fleet.instances[0].pid());
+        let mut zygotes = children
+            .into_iter()
+            .filter(|pid| process::command_line(*pid).contains("__zygote"));
+        zygotes.find(|pid| *pid != not)
+    };
+    let first = wait_for("a zygote", GENEROUS, || zygote(0));
+    process::signal(first, Signal::KILL);
+    wait_for("another zygote", GENEROUS, || zygote(first));
+    fleet.stop();
+}
+
+/// `ulimit -f`, LimitFSIZE=: also files in memory count.
+#[test]
+fn a_daemon_that_may_write_no_files_starts_its_jobs() {
+    let mut fleet = fleet(1).unrecorded().witness("a", "for=5", "").start();
+    fleet.wait_runs(1);
+    let daemon = fleet.instances[0].pid().to_string();
+    let mut limit = std::process::Command::new("prlimit");
+    let limited = limit.args(["--pid", &daemon, "--fsize=0:"]).status();
+    assert!(limited.expect("prlimit").success());
+    fleet.wait_more_runs(2);
+    assert!(fleet.instances[0].runs());
     fleet.stop();
 }
 
