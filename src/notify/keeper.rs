@@ -772,19 +772,48 @@ impl Keeper {
             Err(mut e) => {
                 figures.notification(channel, Told::Failed);
                 let for_good = std::mem::take(&mut e.for_good);
-                let mut others = lacking;
-                others.retain(|receiver| !for_good.contains(receiver));
-                if for_good.is_empty() || others.is_empty() {
-                    self.again(&mut changes, id, message, left, e);
-                } else {
-                    // They are given up soon, and the others are not: it becomes two messages.
-                    let apart = format!("{id}-{:08x}", fastrand::u32(..));
-                    let refused = Undelivered {
-                        refused: true,
-                        ..e.clone()
+                let refused = Undelivered {
+                    refused: true,
+                    ..e.clone()
+                };
+                let [mut waiting, mut refused_now, mut refused_for_good] = [vec![], vec![], vec![]];
+                for receiver in lacking {
+                    match sent.to.contains(&receiver) {
+                        false => waiting.push(receiver),
+                        true if for_good.contains(&receiver) => refused_for_good.push(receiver),
+                        true => refused_now.push(receiver),
+                    }
+                }
+                let parts = [
+                    (waiting, None),
+                    (refused_now, Some(e.clone())),
+                    (refused_for_good, Some(refused)),
+                ];
+                // One is given up soon, another one later, a third was not tried: they become a message each.
+                let mut parts: Vec<_> =
+                    parts.into_iter().filter(|(to, _)| !to.is_empty()).collect();
+                if parts.len() < 2 {
+                    let tried = parts.pop().map_or(Some(e), |(_, e)| e);
+                    parts.push((left, tried));
+                }
+                for (n, (left, e)) in parts.into_iter().enumerate() {
+                    let apart = match n {
+                        0 => id.clone(),
+                        _ => format!("{id}-{:08x}", fastrand::u32(..)),
                     };
-                    self.again(&mut changes, &apart, message.clone(), for_good, refused);
-                    self.again(&mut changes, id, message, others, e);
+                    let message = message.clone();
+                    match e {
+                        Some(e) => self.again(&mut changes, &apart, message, left, e),
+                        None => {
+                            let sending = None;
+                            let message = Message {
+                                left,
+                                sending,
+                                ..message
+                            };
+                            changes.messages.insert(apart, message);
+                        }
+                    }
                 }
             }
         }

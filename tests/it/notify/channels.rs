@@ -246,6 +246,53 @@ fn a_receiver_who_is_refused_for_the_time_being_holds_up_no_other() {
     assert!(!server.mails().iter().any(|m| m.contains("repetition")));
 }
 
+/// A message that waits for an earlier one to reach a receiver is not given up for another receiver's sake.
+#[test]
+fn who_was_not_asked_yet_is_not_given_up_with_one_who_refuses() {
+    let server = MailServer::start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let flag = dir.path().join("fails");
+    std::fs::write(&flag, "").expect("a file");
+    let to = "\"ann@example.org\", \"Busy <busy@example.org>\", \"bad@example.org\"";
+    let job = format!(
+        "schedule = \"* * * * * *\"\ncommand = [\"test\", \"!\", \"-e\", {:?}]\n",
+        flag.display().to_string()
+    );
+    let mut fleet = fleet(1)
+        .tables(&mail(&server, to))
+        .default("notify", "[\"mail\"]")
+        .job("flips", &job)
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
+        .start();
+    wait_until("ann has the failure", GENEROUS, || {
+        !server.taken().is_empty()
+    });
+    std::fs::remove_file(&flag).expect("it was there");
+    let given_up = || fleet.json(&["notify", "undelivered", "--json"]);
+    let all = wait_for(
+        "both messages are given up for one receiver",
+        GENEROUS,
+        || Some(given_up()).filter(|all| all.as_array().is_some_and(|all| all.len() == 2)),
+    );
+    for message in all.as_array().expect("a list") {
+        let why = message["why"].as_str().expect("why");
+        assert!(
+            why.ends_with("(it is about bad@example.org alone)"),
+            "{why}"
+        );
+    }
+    server.calm_down();
+    wait_until("the other one has both", GENEROUS, || {
+        let taken = server.taken();
+        taken
+            .iter()
+            .filter(|(to, _)| to.join(" ") == "busy")
+            .count()
+            == 2
+    });
+    fleet.stop();
+}
+
 /// Another try helps one of them alone.
 #[test]
 fn a_receiver_who_is_refused_for_good_is_given_up_beside_one_who_is_not() {
