@@ -345,8 +345,9 @@ fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
                 day.text, weekday.text
             ),
             format!(
-                "if you mean this, a list of two schedules says it plainly; for days that match both, the second {name} \
-                 of the month is `{n}#2` in day of week, and a command can look at the date"
+                "if you mean this, a list of two schedules says it plainly; for days that match both, the command has to \
+                 look at the date{}",
+                nth_of_month(day.text, n, name)
             ),
         )
     };
@@ -356,6 +357,21 @@ fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
         span: day.at..weekday.at + weekday.text.len(),
         hint,
     })
+}
+
+/// What may be meant by day of month `day` together with the weekday `n`: the week of the month.
+fn nth_of_month(day: &str, n: u32, name: &str) -> String {
+    match day.parse::<u32>() {
+        Ok(day @ 1..=28) => {
+            let week = (day - 1) / 7;
+            let (first, last) = (week * 7 + 1, week * 7 + 7);
+            format!(
+                "; `{n}#{}` in day of week is the {name} from day {first} to {last}",
+                week + 1
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 /// A time that a change of the clock jumps over, or shows twice, unless `dst` says what is meant.
@@ -607,8 +623,8 @@ mod tests {
             "UTC",
             "13 * FRI",
             "a day need match only one of day of month `13` and day of week `FRI`, as in cron",
-            "if you mean this, a list of two schedules says it plainly; for days that match both, the second Friday of \
-             the month is `5#2` in day of week, and a command can look at the date",
+            "if you mean this, a list of two schedules says it plainly; for days that match both, the command has to look \
+             at the date; `5#2` in day of week is the Friday from day 8 to 14",
         );
         one(
             "0 0 1-7 * */7",
@@ -623,16 +639,24 @@ mod tests {
     #[test]
     fn the_example_has_the_weekday_of_the_schedule() {
         for (text, example) in [
-            ("0 0 13 * MON", "the second Monday of the month is `1#2`"),
-            ("0 0 13 * sun", "the second Sunday of the month is `0#2`"),
-            ("0 0 13 * 7", "the second Sunday of the month is `0#2`"),
             (
-                "0 0 13 * TUE-THU",
-                "the second Tuesday of the month is `2#2`",
+                "0 0 13 * MON",
+                "`1#2` in day of week is the Monday from day 8 to 14",
             ),
-            ("0 0 13 * 3,5", "the second Wednesday of the month is `3#2`"),
-            ("0 0 13 * 4L", "the second Thursday of the month is `4#2`"),
-            ("0 0 13 * 6#3", "the second Saturday of the month is `6#2`"),
+            (
+                "0 0 7 * sun",
+                "`0#1` in day of week is the Sunday from day 1 to 7",
+            ),
+            (
+                "0 0 28 * 7",
+                "`0#4` in day of week is the Sunday from day 22 to 28",
+            ),
+            ("0 0 29 2 SUN", "has to look at the date"),
+            ("0 0 1,15 * 1-5", "has to look at the date"),
+            ("0 0 13 * TUE-THU", "`2#2` in day of week is the Tuesday"),
+            ("0 0 13 * 3,5", "`3#2` in day of week is the Wednesday"),
+            ("0 0 13 * 4L", "`4#2` in day of week is the Thursday"),
+            ("0 0 13 * 6#3", "`6#2` in day of week is the Saturday"),
             (
                 "0 0 */2 * MON",
                 "the first Monday of the month is also `1#1`",
@@ -644,6 +668,8 @@ mod tests {
                 .find(|(_, said, _)| said.contains("day of month"));
             let (_, _, hint) = both.expect("advice");
             assert!(hint.contains(example), "{text}: {hint}");
+            // No week has a day 29, nor two days.
+            assert_eq!(hint.contains('#'), example.contains('#'), "{text}: {hint}");
         }
     }
 
