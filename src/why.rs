@@ -331,9 +331,17 @@ impl Facts<'_> {
             return self.told_as_lost(decisions);
         }
         if self.triggers().any(|waits| waits == at) {
-            let why = self.fleet_holds_back();
-            let colon = if why.is_empty() { "" } else { ": " };
-            return format!("It is a trigger that no instance has started yet{colon}{why}.");
+            let why = acts::standstill(&self.fleet, self.clock);
+            let why = why.map_or(String::new(), |why| format!(": {why}"));
+            let within = self.job.map(|j| j.start_within.as_millis() as i64);
+            return match within.filter(|within| at.0.saturating_add(*within) < now) {
+                Some(within) => format!(
+                    "It is a trigger that no instance started within `start_within` ({}); the next one that may start \
+                     jobs records it as missed{why}.",
+                    words::took(within)
+                ),
+                None => format!("It is a trigger that no instance has started yet{why}."),
+            };
         }
         let unplanned = !planned && decisions.is_empty();
         if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at, now)) {

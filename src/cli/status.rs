@@ -42,18 +42,23 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     }
     status.problems = ctx.problems().await;
     if !ctx.config.channels.is_empty() {
-        // What the notifier says is beside the point: without it the rest is shown.
+        // Without what the notifier says the rest is shown.
         let mut jobs = ctx.config.jobs.values();
         let watched = jobs.any(|job| job.alarms.expect_success_within.is_some());
-        if let Ok(said) = ctx.store.notices(watched).await {
-            status.notifier_lacks = LacksView::of(said.value.lease.as_deref());
-            for j in &mut status.jobs {
-                if let Some(job) = ctx.config.jobs.get(&j.job) {
-                    let noted = view::noted(&said.value, &j.job);
-                    let since = view::without_success(by_name.get(&j.job), noted);
-                    j.overdue = view::overdue(job, since, status.now.0);
+        match ctx.store.notices(watched).await {
+            Ok(said) => {
+                status.notifier_lacks = LacksView::of(said.value.lease.as_deref());
+                for j in &mut status.jobs {
+                    if let Some(job) = ctx.config.jobs.get(&j.job) {
+                        let noted = view::noted(&said.value, &j.job);
+                        let since = view::without_success(by_name.get(&j.job), noted);
+                        j.overdue = view::overdue(job, since, status.now.0);
+                    }
                 }
             }
+            Err(error) => status.problems.push(format!(
+                "which jobs lack a success is not shown, nor what the notifier lacks: {error}"
+            )),
         }
     }
     ctx.out.say(&status, || {

@@ -550,6 +550,21 @@ mod tests {
             verdict.starts_with(&format!("{waits}: all live instances drain")),
             "{verdict}"
         );
+        f.fleet.instances.clear();
+        let verdict = f.explain(Occurrence(at)).verdict;
+        assert_eq!(
+            verdict,
+            format!("{waits}: no instance is up, so no job starts: `soloist run` starts one.")
+        );
+        // Nobody was there until its time was over.
+        let old = NOW - 10 * 86_400_000 + 1;
+        f.state.as_mut().unwrap().triggers[0].at = old;
+        let verdict = f.explain(Occurrence(old)).verdict;
+        assert!(
+            verdict.starts_with("It is a trigger that no instance started within `start_within` (")
+                && verdict.contains("records it as missed: no instance is up"),
+            "{verdict}"
+        );
         f.state.as_mut().unwrap().triggers.clear();
         let mut record = run(at, 0, Outcome::Missed);
         (record.trigger, record.error) = (Trigger::Manual, Some("nobody".into()));

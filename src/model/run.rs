@@ -420,7 +420,10 @@ impl Wait {
             Self::StoreAway => {
                 "the store did not answer, or granted nothing, or its clock was not believed"
             }
-            Self::Overdue => "no instance could start it: all were stopped, suspended or drained",
+            Self::Overdue => {
+                "no instance could start it: each was stopped, suspended, drained or cut off from the store, or did \
+                               not have the job yet"
+            }
             Self::Host => "its host took too long to start it, after the store had granted it",
         }
     }
