@@ -21,7 +21,6 @@ use crate::{
     contender::{self, Contender, Granted},
     failpoint,
     guard::{HandOver, KnownEnd, Moment, Spec},
-    last_will,
     logic::{
         attempts::{self, After},
         backoff::{Pauses, Throttle},
@@ -194,14 +193,13 @@ impl Holder {
         spec: Spec,
         output: config::Output,
         prepared: Option<Prepared>,
-        entry: Option<last_will::Entry>,
     ) -> Result<Running, StartError> {
         #[cfg(test)]
         if crate::simulation::simulated() {
-            return self.runner.start_prepared(spec, output, prepared, entry);
+            return self.runner.start_prepared(spec, output, prepared);
         }
         let runner = self.runner.clone();
-        blocking::run(move || runner.start_prepared(spec, output, prepared, entry)).await
+        blocking::run(move || runner.start_prepared(spec, output, prepared)).await
     }
 
     fn prepared(&self) -> MutexGuard<'_, BTreeMap<RunId, Prepared>> {
@@ -225,6 +223,9 @@ impl Holder {
             this.running.lock().insert(run, entry);
             let untold = this.hold(&contender, granted, &nudge, command).await;
             this.running.lock().remove(&run);
+            if let Some(will) = this.runner.last_will() {
+                will.forget(run);
+            }
             let awaited = untold.as_ref().filter(|r| r.outcome != Outcome::Replaced);
             contender.run_ended(&job, run, awaited.map(|r| r.occurrence));
             #[cfg(feature = "notify")]
@@ -328,8 +329,8 @@ impl Holder {
             settle,
         );
         let prepared = self.prepared().remove(&g.run.id);
-        let entry = g.in_will.take();
-        let started = self.launch(spec, job.output, prepared, entry).await;
+        let started = self.launch(spec, job.output, prepared).await;
+        g.in_will = None;
         turn.launched();
         let mut running = match started {
             Ok(running) => running,

@@ -12,7 +12,7 @@
 
 pub mod settle;
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -71,9 +71,11 @@ pub struct LastWill {
 
 #[derive(Debug, Default)]
 struct Places {
-    free: Vec<u64>,
-    /// So many were ever taken since none was.
-    all: u64,
+    /// The run of each place; None: it is free.
+    runs: Vec<Option<RunId>>,
+    free: Vec<usize>,
+    /// What guards were told to run, until it is settled: it does not come into the will any more.
+    told: HashSet<RunId>,
 }
 
 impl LastWill {
@@ -101,27 +103,56 @@ impl LastWill {
         self.file.try_clone()
     }
 
-    /// Puts `claimed` into the will. None: there is no memory for it, so it counts as if there were no will.
+    /// Puts `claimed` into the will. None: a guard was told to run it; or there is no memory for it, so it counts as if
+    /// there were no will.
     pub fn add(self: &Arc<Self>, claimed: &Claimed) -> Option<Entry> {
         let mut entry = serde_json::to_vec(claimed).ok()?;
         if entry.len() as u64 >= ENTRY {
             return None;
         }
         entry.resize(ENTRY as usize, 0);
-        let place = {
-            let mut places = self.places.lock();
-            places.free.pop().unwrap_or_else(|| {
-                places.all += 1;
-                places.all - 1
-            })
-        };
+        let run = claimed.run;
+        let mut places = self.places.lock();
+        if places.told.contains(&run) {
+            return None;
+        }
+        let place = places.free.pop().unwrap_or(places.runs.len());
+        if place == places.runs.len() {
+            places.runs.push(None);
+        }
+        places.runs[place] = Some(run);
+        let written = self.file.write_all_at(&entry, at(place));
+        drop(places);
         let added = Entry {
             will: self.clone(),
             place,
-            run: claimed.run,
+            run,
         };
-        self.file.write_all_at(&entry, at(place)).ok()?;
+        written.ok()?;
         Some(added)
+    }
+
+    /// A guard is told to run `run` after this: it stands in the will no more.
+    ///
+    /// # Errors
+    /// The kernel has no memory for a page that it had swapped out. The guard must not be told.
+    pub fn strike_out(&self, run: RunId) -> io::Result<()> {
+        let mut places = self.places.lock();
+        places.told.insert(run);
+        let all = places.runs.iter().enumerate();
+        all.filter(|(_, of)| **of == Some(run))
+            .try_for_each(|(place, _)| self.clear(place))
+    }
+
+    /// `run` is settled: nobody claims it any more.
+    pub fn forget(&self, run: RunId) {
+        self.places.lock().told.remove(&run);
+    }
+
+    fn clear(&self, place: usize) -> io::Result<()> {
+        let file = &self.file;
+        // Without its head no entry of it counts.
+        (file.write_all_at(&[0], at(place))).or_else(|_| file.set_len(0))
     }
 
     /// What would be read if this process were killed now.
@@ -133,15 +164,15 @@ impl LastWill {
     }
 }
 
-fn at(place: u64) -> u64 {
-    HEAD + place * ENTRY
+fn at(place: usize) -> u64 {
+    HEAD + place as u64 * ENTRY
 }
 
 /// An entry of the will. Dropped, it is struck out.
 #[derive(Debug)]
 pub struct Entry {
     will: Arc<LastWill>,
-    place: u64,
+    place: usize,
     run: RunId,
 }
 
@@ -149,30 +180,17 @@ impl Entry {
     pub fn run(&self) -> RunId {
         self.run
     }
-
-    /// Strikes it out. The command must not be started if that fails.
-    ///
-    /// # Errors
-    /// The kernel has no memory for a page that it had swapped out.
-    pub fn strike_out(self) -> io::Result<()> {
-        self.clear()
-    }
-
-    fn clear(&self) -> io::Result<()> {
-        let file = &self.will.file;
-        // Without its head no entry of it counts.
-        (file.write_all_at(&[0], at(self.place))).or_else(|_| file.set_len(0))
-    }
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut places = self.will.places.lock();
         // If that fails, no entry counts any more, or whoever takes the place next writes over it.
-        let _ = self.clear();
+        let _ = self.will.clear(self.place);
+        places.runs[self.place] = None;
         places.free.push(self.place);
-        if places.free.len() as u64 == places.all && self.will.file.set_len(HEAD).is_ok() {
-            *places = Places::default();
+        if places.free.len() == places.runs.len() && self.will.file.set_len(HEAD).is_ok() {
+            (places.free, places.runs) = (vec![], vec![]);
         }
     }
 }
@@ -230,9 +248,16 @@ mod tests {
         assert_eq!(testator.store, store);
         assert_eq!(testator.record_file, Some("/a".into()));
 
-        entries.remove(0).strike_out().expect("memory");
-        drop(entries.remove(1));
+        // However often it stands there.
+        let again = will.add(&all[0]);
+        assert!(again.is_some());
+        will.strike_out(all[0].run).expect("memory");
+        assert!(will.add(&all[0]).is_none(), "a guard was told to run it");
+        drop(entries.remove(2));
         assert_eq!(will.read().expect("a will").1, all[1..2]);
+        drop((again, entries.remove(0)));
+        will.forget(all[0].run);
+        assert_eq!(will.places.lock().told.len(), 0);
         // Its place is taken again.
         let more = claimed("more");
         let more_entry = will.add(&more).expect("a place");

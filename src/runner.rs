@@ -48,7 +48,7 @@ use crate::{
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
-    last_will::{self, LastWill},
+    last_will::LastWill,
     logic::guard_life::{Cause, Overdue, Stop},
     model::{JobName, Marks, Outcome, RunId, Usage},
     recording::{Line, Recorder},
@@ -279,11 +279,10 @@ impl Runner {
     /// # Errors
     /// No descriptor, process or memory is left for a guard. Later errors are part of [`RunEnd`].
     pub fn start(&self, spec: Spec, output: Output) -> Result<Running, StartError> {
-        self.start_prepared(spec, output, None, None)
+        self.start_prepared(spec, output, None)
     }
 
-    /// Like [`Runner::start`], with the guard that was prepared for this run, and its entry in the last will, if there
-    /// are such.
+    /// Like [`Runner::start`], with the guard that was prepared for this run, if there is one.
     ///
     /// # Errors
     /// As [`Runner::start`].
@@ -292,10 +291,9 @@ impl Runner {
         spec: Spec,
         output: Output,
         prepared: Option<Prepared>,
-        entry: Option<last_will::Entry>,
     ) -> Result<Running, StartError> {
         let job = spec.job.clone();
-        self.spawn(spec, output, prepared, entry)
+        self.spawn(spec, output, prepared)
             .map_err(|source| self.failed(&job, source))
     }
 
@@ -371,13 +369,16 @@ impl Runner {
         }
     }
 
-    fn spawn(
-        &self,
-        spec: Spec,
-        output: Output,
-        prepared: Option<Prepared>,
-        entry: Option<last_will::Entry>,
-    ) -> io::Result<Running> {
+    /// From here on the guard is the one who knows whether the command was executed.
+    fn strike_out(&self, run: RunId) -> io::Result<()> {
+        (self.last_will.as_ref()).map_or(Ok(()), |will| will.strike_out(run))
+    }
+
+    fn spawn(&self, spec: Spec, output: Output, prepared: Option<Prepared>) -> io::Result<Running> {
+        #[cfg(test)]
+        if crate::simulation::simulated() {
+            self.strike_out(spec.run_id)?;
+        }
         #[cfg(test)]
         if let Some(running) = simulated::start(&spec, output.keep) {
             return Ok(running);
@@ -386,8 +387,7 @@ impl Runner {
         first_line.push(b'\n');
         let launch = || self.launch(&spec.job, spec.run_id, spec.transparent.is_some());
         let mut prepared = prepared.map_or_else(launch, Ok)?;
-        // From here on the guard is the one who knows whether the command was executed.
-        entry.map_or(Ok(()), last_will::Entry::strike_out)?;
+        self.strike_out(spec.run_id)?;
         if let Some(recorder) = &self.recorder {
             let (run, at) = (spec.run_id, Boottime::now());
             recorder.write(&Line::Starts { run, at });

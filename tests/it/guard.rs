@@ -373,7 +373,7 @@ async fn a_prepared_guard_takes_the_run_that_it_was_prepared_for() {
     let prepared = runner.prepare(&spec.job, spec.run_id).expect("a guard");
     let pid = prepared.guard_pid();
     let mut running = runner
-        .start_prepared(spec, OUTPUT, Some(prepared), None)
+        .start_prepared(spec, OUTPUT, Some(prepared))
         .expect("a run");
     assert_eq!(running.guard_pid(), pid);
     let end = running.wait().await;
@@ -408,7 +408,7 @@ async fn a_prepared_guard_that_is_killed_costs_nothing() {
         stat(pid).is_none_or(|(state, _)| state == 'Z' && threads <= 1)
     })
     .await;
-    let started = runner.start_prepared(spec, OUTPUT, Some(prepared), None);
+    let started = runner.start_prepared(spec, OUTPUT, Some(prepared));
     let mut running = started.expect("a run");
     assert_ne!(running.guard_pid().expect("a pid").cast_signed(), pid);
     assert_eq!(running.wait().await.outcome, Outcome::Succeeded);
