@@ -18,11 +18,13 @@ use crate::clock::Boottime;
 #[derive(Default)]
 pub(super) struct WaitQueues(Mutex<HashMap<Arc<str>, Entry>>);
 
+#[derive(Default)]
 struct Entry {
     queue: Arc<WaitQueue>,
     waiters: usize,
 }
 
+#[derive(Default)]
 pub(super) struct WaitQueue {
     /// The waiter that has it asks the store; tokio hands it out in the order in which the waiters came.
     pub(super) turn: Arc<tokio::sync::Mutex<()>>,
@@ -60,16 +62,7 @@ impl WaitQueues {
 
     pub(super) fn join(&self, key: &Arc<str>, core: Arc<Core>) -> Waiter {
         let mut entries = self.entries();
-        let entry = entries.entry(key.clone()).or_insert_with(|| Entry {
-            queue: Arc::new(WaitQueue {
-                turn: Arc::default(),
-                releases: watch::Sender::new(()),
-                held: Mutex::new(None),
-                asked_to_subscribe: AtomicBool::new(false),
-                subscribed: AtomicBool::new(false),
-            }),
-            waiters: 0,
-        });
+        let entry = entries.entry(key.clone()).or_default();
         entry.waiters += 1;
         let queue = entry.queue.clone();
         drop(entries);
@@ -125,7 +118,7 @@ impl WaitQueue {
     pub(super) fn known_holder(&self) -> Option<(Arc<str>, Boottime)> {
         self.held()
             .clone()
-            .filter(|(_, until)| *until > Boottime::now())
+            .filter(|(_, until)| !until.since(Boottime::now()).is_zero())
     }
 
     /// Notes the holder that the store has named, unless there was a release since the store was asked.
@@ -140,7 +133,7 @@ impl WaitQueue {
     pub(super) fn forget_holder(&self, owner: &str) {
         let mut held = self.held();
         if let Some((_, until)) = held.as_ref().filter(|(o, _)| **o == *owner)
-            && *until <= Boottime::now()
+            && until.since(Boottime::now()).is_zero()
         {
             *held = None;
         }
@@ -194,5 +187,85 @@ impl Drop for Waiter {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[test]
+    fn an_owner_is_of_the_client_whose_id_it_has() {
+        assert!(made_by("ab", "host#ab.7") && made_by("ab", "a#b#ab.7"));
+        for other in ["host#abc.7", "host#ab", "host#a.7", "ab.7", "host"] {
+            assert!(!made_by("ab", other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_holder_is_known_until_its_time_passes_or_the_lock_is_released() {
+        let queue = WaitQueue::default();
+        let known = || queue.known_holder().map(|(owner, _)| owner.to_string());
+        let (past, future) = (Boottime(0), Boottime::now() + Duration::from_secs(3600));
+        let mut wakeup = queue.wakeup();
+        assert_eq!(known(), None);
+        queue.note_holder(&wakeup, "a", future);
+        queue.forget_holder("a");
+        assert_eq!(known().as_deref(), Some("a"));
+        queue.note_holder(&wakeup, "b", past);
+        assert_eq!(known(), None);
+        queue.forget_holder("a");
+        assert!(queue.held().is_some());
+        queue.forget_holder("b");
+        assert!(queue.held().is_none());
+        // What was asked before a release says nothing of the time after it.
+        queue.note_holder(&wakeup, "a", future);
+        assert_eq!(wakeup.changed().now_or_never(), None);
+        queue.wake();
+        assert_eq!(known(), None);
+        queue.note_holder(&wakeup, "a", future);
+        assert_eq!(known(), None);
+        assert_eq!(wakeup.changed().now_or_never(), Some(()));
+        queue.note_holder(&wakeup, "a", future);
+        // Who has subscribed may have missed a release before.
+        assert!(!queue.is_subscribed() && known().is_some());
+        queue.has_subscribed();
+        assert!(queue.is_subscribed() && known().is_none());
+        queue.wake();
+        wakeup.mark_unchanged();
+        assert_eq!(wakeup.changed().now_or_never(), None);
+    }
+
+    #[cfg(feature = "sqlite")]
+    #[test]
+    fn a_queue_exists_as_long_as_it_has_waiters() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", dir.path().join("locks.db").display());
+        let core = crate::LockClient::open(&url).unwrap().core;
+        let (queues, key) = (core.queues.clone(), Arc::from("k"));
+        let first = queues.join(&key, core.clone());
+        let second = queues.join(&key, core.clone());
+        let (mut at_first, mut at_second) = (first.wakeup(), second.wakeup());
+        let mut woken = || [&mut at_first, &mut at_second].map(|w| w.changed().now_or_never());
+        let wakes: [fn(&WaitQueues); 2] = [|q| q.wake("k"), WaitQueues::wake_all];
+        for wake in wakes {
+            assert_eq!(woken(), [None; 2]);
+            wake(&queues);
+            assert_eq!(woken(), [Some(()); 2]);
+        }
+        queues.subscription_ended();
+        assert_eq!(woken(), [None; 2]);
+        second.has_subscribed();
+        queues.subscription_ended();
+        assert!(!first.is_subscribed());
+        assert_eq!(woken(), [Some(()); 2]);
+        drop(first);
+        assert_eq!(queues.entries().len(), 1);
+        drop(second);
+        assert_eq!(queues.entries().len(), 0);
     }
 }
