@@ -117,6 +117,22 @@ fn micros(time: Duration) -> i64 {
     i64::try_from(time.as_micros()).unwrap_or(i64::MAX)
 }
 
+/// The beginning of the period of this length that `now_us` is in; in ms, as the length.
+fn begin_of_period(now_us: i64, length: i64) -> i64 {
+    now_us.div_euclid(1000).div_euclid(length) * length
+}
+
+/// The time until the period after the one that begins at `begin`; zero if that has begun.
+fn until_next(now_us: i64, begin: i64, length: i64) -> Duration {
+    let us = (begin + length).saturating_mul(1000) - now_us;
+    Duration::from_micros(u64::try_from(us).unwrap_or(0))
+}
+
+/// Until when the row of a period is kept, in µs: a period longer than the period lasts, in case the clock goes back.
+fn period_kept_until(begin: i64, length: i64) -> i64 {
+    (begin + length * 2).saturating_mul(1000)
+}
+
 fn row(s: &Request<'_>, name: &str) -> Result<Option<Row>, Fault> {
     Ok(s.db
         .prepare_cached("SELECT owner, count, nonce, token, until FROM locks WHERE key = ?1")?
@@ -429,13 +445,10 @@ impl Backend for SqliteLocks {
         let owner = owner.to_owned();
         self.step(key, limit, move |s, name| {
             // A row of its own beside the lock's; its token is the beginning of the newest period that was claimed.
-            let (now, length) = (s.now_us.div_euclid(1000), length.as_millis() as i64);
+            let (now, length) = (s.now_us, length.as_millis() as i64);
             let name = format!("{name}:period:{length}");
-            let next = |begin: i64| {
-                let us = (begin + length).saturating_mul(1000) - s.now_us;
-                Duration::from_micros(u64::try_from(us).unwrap_or(0))
-            };
-            let begin = now - now.rem_euclid(length);
+            let next = |begin| until_next(now, begin, length);
+            let begin = begin_of_period(now, length);
             if let Some(last) = row(s, &name)? {
                 let (begun, next) = (last.token, next(last.token));
                 if last.owner == owner {
@@ -448,7 +461,7 @@ impl Backend for SqliteLocks {
                 }
             }
             let next = next(begin);
-            let until = (begin + length * 2).saturating_mul(1000);
+            let until = period_kept_until(begin, length);
             s.execute(
                 "INSERT INTO locks (key, owner, count, token, until) VALUES (?1, ?2, NULL, ?3, ?4) \
                  ON CONFLICT (key) DO UPDATE SET owner = ?2, count = NULL, token = ?3, until = ?4",
@@ -562,6 +575,22 @@ mod tests {
         assert_eq!(row(-10, None).left(12), None);
         assert!(matches!(row(1, None).kind(), Kind::Plain));
         assert!(matches!(row(1, Some(1)).kind(), Kind::Reentrant));
+    }
+
+    #[test]
+    fn periods_follow_each_other() {
+        let us = Duration::from_micros;
+        for (now, begin, next) in [
+            (600_000, 600, 300_000),
+            (899_999, 600, 1),
+            (900_000, 900, 300_000),
+            (-1, -300, 1),
+        ] {
+            assert_eq!(begin_of_period(now, 300), begin, "{now}");
+            assert_eq!(until_next(now, begin, 300), us(next), "{now}");
+        }
+        assert_eq!(until_next(900_001, 600, 300), us(0));
+        assert_eq!(period_kept_until(600, 300), 1_200_000);
     }
 
     #[tokio::test]
