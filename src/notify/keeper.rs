@@ -769,29 +769,9 @@ impl Keeper {
                 };
                 changes.messages.insert(id.clone(), message);
             }
-            Err(mut e) => {
+            Err(e) => {
                 figures.notification(channel, Told::Failed);
-                let for_good = std::mem::take(&mut e.for_good);
-                let refused = Undelivered {
-                    refused: true,
-                    ..e.clone()
-                };
-                let [mut waiting, mut refused_now, mut refused_for_good] = [vec![], vec![], vec![]];
-                for receiver in lacking {
-                    match sent.to.contains(&receiver) {
-                        false => waiting.push(receiver),
-                        true if for_good.contains(&receiver) => refused_for_good.push(receiver),
-                        true => refused_now.push(receiver),
-                    }
-                }
-                let parts = [
-                    (waiting, None),
-                    (refused_now, Some(e.clone())),
-                    (refused_for_good, Some(refused)),
-                ];
-                // One is given up soon, another one later, a third was not tried: they become a message each.
-                let mut parts: Vec<_> =
-                    parts.into_iter().filter(|(to, _)| !to.is_empty()).collect();
+                let mut parts = apart(lacking, &sent.to, &e);
                 if parts.len() < 2 {
                     let tried = parts.pop().map_or(Some(e), |(_, e)| e);
                     parts.push((left, tried));
@@ -958,4 +938,29 @@ impl Keeper {
 fn within(job: &Job) -> Option<i64> {
     let within = job.alarms.expect_success_within.filter(|_| job.enabled)?;
     Some(i64::try_from(within.as_millis()).unwrap_or(i64::MAX))
+}
+
+/// The receivers who lack a message after a try that reached those in `to`, in parts that go on apart, each with why it
+/// failed. None: they were not tried, because they lack an earlier message. Some are given up soon, others later.
+fn apart(
+    lacking: Vec<String>,
+    to: &[String],
+    e: &Undelivered,
+) -> Vec<(Vec<String>, Option<Undelivered>)> {
+    let (tried, waiting): (Vec<_>, Vec<_>) = lacking.into_iter().partition(|r| to.contains(r));
+    let (refused, others) = tried.into_iter().partition(|r| e.for_good.contains(r));
+    let others_e = Undelivered {
+        for_good: vec![],
+        ..e.clone()
+    };
+    let refused_e = Undelivered {
+        refused: true,
+        ..others_e.clone()
+    };
+    let parts = [
+        (waiting, None),
+        (others, Some(others_e)),
+        (refused, Some(refused_e)),
+    ];
+    parts.into_iter().filter(|(to, _)| !to.is_empty()).collect()
 }
