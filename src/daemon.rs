@@ -33,7 +33,7 @@ use crate::{
     contender::{Contender, Parts},
     early,
     holder::Holder,
-    last_will::{LastWill, Testator},
+    last_will::{Destination, LastWill},
     logic::claim::Event,
     model::{InstanceId, JobName},
     recording::{Line, Recorder, recording},
@@ -204,11 +204,11 @@ impl Daemon {
         }
         let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
         early::outlive_the_limit_on_files();
-        let testator = Testator {
+        let destination = Destination {
             store: config.store.clone(),
             record_file: recorder.as_ref().map(|r| r.path().to_owned()),
         };
-        let last_will = LastWill::new(&testator);
+        let last_will = LastWill::new(&destination);
         if let Err(error) = &last_will {
             warn!(%error, "if this instance is killed, what it was granted and had not started is recorded as unknown");
         }
@@ -320,7 +320,7 @@ impl Daemon {
 
     /// What would be said of its claims if it were killed now.
     #[cfg(test)]
-    pub(crate) fn last_will(&self) -> Option<(Testator, Vec<Claimed>)> {
+    pub(crate) fn last_will(&self) -> Option<(Destination, Vec<Claimed>)> {
         self.holder.runner.last_will()?.read().ok()
     }
 

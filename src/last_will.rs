@@ -6,7 +6,7 @@
 //! until the guard is told what to run: from then on the guard is the one who knows. A daemon that ends in order ends
 //! its zygote first.
 //!
-//! In the file: the [`Testator`] as JSON, from the beginning to `HEAD`; then the entries, each a [`Claimed`] as JSON
+//! In the file: the [`Destination`] as JSON, from the beginning to `HEAD`; then the entries, each a [`Claimed`] as JSON
 //! in `ENTRY` bytes. What is behind the JSON is zero, and an entry that does not count begins with a zero. An entry
 //! lies in one page and is written at once, so the kernel does not cut it.
 
@@ -32,7 +32,7 @@ const ENTRY: u64 = 512;
 
 /// Where the outcomes of a daemon's runs are recorded.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Testator {
+pub struct Destination {
     #[serde(with = "config::Handed")]
     pub store: config::Store,
     /// See [`crate::settle::SettleOnDeath::record_file`].
@@ -71,7 +71,7 @@ pub struct LastWill {
 
 #[derive(Debug, Default)]
 struct Places {
-    /// The run of each place; None: it is free.
+    /// The run of each place; None: it is struck out, or free.
     runs: Vec<Option<RunId>>,
     free: Vec<usize>,
     /// What guards were told to run, until it is settled: it does not come into the will any more.
@@ -81,10 +81,10 @@ struct Places {
 impl LastWill {
     /// # Errors
     /// No descriptor or memory is left.
-    pub fn new(testator: &Testator) -> io::Result<Arc<Self>> {
+    pub fn new(destination: &Destination) -> io::Result<Arc<Self>> {
         let name = "soloist-last-will";
         let file = rustix::fs::memfd_create(name, rustix::fs::MemfdFlags::CLOEXEC)?;
-        let head = serde_json::to_vec(testator)?;
+        let head = serde_json::to_vec(destination)?;
         if head.len() as u64 >= HEAD {
             return Err(io::Error::other("the settings of the store are too long"));
         }
@@ -139,9 +139,13 @@ impl LastWill {
     pub fn strike_out(&self, run: RunId) -> io::Result<()> {
         let mut places = self.places.lock();
         places.told.insert(run);
-        let all = places.runs.iter().enumerate();
-        all.filter(|(_, of)| **of == Some(run))
-            .try_for_each(|(place, _)| self.clear(place))
+        for (place, of) in places.runs.iter_mut().enumerate() {
+            if *of == Some(run) {
+                self.clear(place)?;
+                *of = None;
+            }
+        }
+        Ok(())
     }
 
     /// `run` is settled: nobody claims it any more.
@@ -159,7 +163,7 @@ impl LastWill {
     ///
     /// # Errors
     /// As of [`read`].
-    pub fn read(&self) -> io::Result<(Testator, Vec<Claimed>)> {
+    pub fn read(&self) -> io::Result<(Destination, Vec<Claimed>)> {
         read(&self.file)
     }
 }
@@ -185,9 +189,10 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut places = self.will.places.lock();
-        // If that fails, no entry counts any more, or whoever takes the place next writes over it.
-        let _ = self.will.clear(self.place);
-        places.runs[self.place] = None;
+        if places.runs[self.place].take().is_some() {
+            // If that fails, no entry counts any more, or whoever takes the place next writes over it.
+            let _ = self.will.clear(self.place);
+        }
         places.free.push(self.place);
         if places.free.len() == places.runs.len() && self.will.file.set_len(HEAD).is_ok() {
             (places.free, places.runs) = (vec![], vec![]);
@@ -199,15 +204,15 @@ impl Drop for Entry {
 ///
 /// # Errors
 /// `file` is none, or cannot be read.
-pub fn read(file: &File) -> io::Result<(Testator, Vec<Claimed>)> {
+pub fn read(file: &File) -> io::Result<(Destination, Vec<Claimed>)> {
     let length = file.metadata()?.len();
     let mut all = vec![0; usize::try_from(length.min(1 << 30)).unwrap_or_default()];
     file.read_exact_at(&mut all, 0)?;
     let (head, entries) = all.split_at_checked(HEAD as usize).unwrap_or_default();
-    let testator = serde_json::from_slice(json(head))?;
+    let destination = serde_json::from_slice(json(head))?;
     let entries = entries.chunks(ENTRY as usize).map(json);
     let entries = entries.filter_map(|entry| serde_json::from_slice(entry).ok());
-    Ok((testator, entries.collect()))
+    Ok((destination, entries.collect()))
 }
 
 fn json(padded: &[u8]) -> &[u8] {
@@ -219,11 +224,11 @@ mod tests {
     use super::*;
 
     fn will() -> Arc<LastWill> {
-        let testator = Testator {
+        let destination = Destination {
             store: config::Store::from_url("redis://me:secret@h").expect("a store"),
             record_file: Some("/a".into()),
         };
-        LastWill::new(&testator).expect("a file in memory")
+        LastWill::new(&destination).expect("a file in memory")
     }
 
     fn claimed(job: &str) -> Claimed {
@@ -242,11 +247,11 @@ mod tests {
         let longest = "n".repeat(JobName::LONGEST);
         let all: Vec<_> = ["a", "b", &longest].into_iter().map(claimed).collect();
         let mut entries: Vec<_> = all.iter().map(|c| will.add(c).expect("a place")).collect();
-        let (testator, read) = will.read().expect("a will");
+        let (destination, read) = will.read().expect("a will");
         assert_eq!(read, all);
         let store = config::Store::from_url("redis://me:secret@h").expect("a store");
-        assert_eq!(testator.store, store);
-        assert_eq!(testator.record_file, Some("/a".into()));
+        assert_eq!(destination.store, store);
+        assert_eq!(destination.record_file, Some("/a".into()));
 
         // However often it stands there.
         let again = will.add(&all[0]);

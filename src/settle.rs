@@ -21,7 +21,7 @@ use crate::{
     },
     model::{LAST_MS, Outcome, RunRecord},
     recording::{Line, Recorder, recording},
-    store::{self, Tail},
+    store::{self, Store, Tail},
 };
 
 /// How long this process tries to record an outcome that only it knows. If it gives up, the history says `unknown`, and
@@ -167,12 +167,7 @@ pub fn main() -> ExitCode {
         next_attempt,
     };
     loop {
-        // Descriptors, processes or memory may be short for a while, and the store's file may be out of reach.
-        let tried = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| format!("cannot start: {e}"))
-            .and_then(|runtime| runtime.block_on(tell(&on_death, &settle, recorder.as_ref())));
+        let tried = block_on(tell(&on_death, &settle, recorder.as_ref()));
         let error = match tried {
             Ok(()) => {
                 if let Some(recorder) = &recorder {
@@ -252,16 +247,38 @@ async fn tell(
     settle: &Settle,
     recorder: Option<&Arc<Recorder>>,
 ) -> Result<(), String> {
-    let store = store::open(&on_death.store).map_err(|e| e.to_string())?;
-    let store = recording(store, recorder);
-    // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
-    if on_death.offset_us != 0 {
-        let (clock, now) = (StoreClock::default(), Boottime::now());
-        clock.sample(on_death.store_us(now), now, now);
-        store.believe(Arc::new(clock));
-    }
+    let store = open(&on_death.store, recorder, on_death.offset_us)?;
     let told = store.settle(settle, &Tail::default()).await;
     told.map(drop).map_err(|e| e.to_string())
+}
+
+/// Runs `attempt` on a runtime of its own. Each attempt builds one: descriptors, processes or memory may be short for a
+/// while.
+pub(crate) fn block_on(attempt: impl Future<Output = Result<(), String>>) -> Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime
+        .map_err(|e| format!("cannot start: {e}"))?
+        .block_on(attempt)
+}
+
+/// Opens the store of a daemon that is gone. `offset_us` is [`StoreClock::offset_us`] as the daemon knew it.
+pub(crate) fn open(
+    store: &config::Store,
+    recorder: Option<&Arc<Recorder>>,
+    offset_us: i64,
+) -> Result<Arc<dyn Store>, String> {
+    let store = store::open(store).map_err(|e| e.to_string())?;
+    let store = recording(store, recorder);
+    // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
+    if offset_us != 0 {
+        let (clock, now) = (StoreClock::default(), Boottime::now());
+        let us = offset_us.saturating_add((now.0 / 1000) as i64);
+        clock.sample(us, now, now);
+        store.believe(Arc::new(clock));
+    }
+    Ok(store)
 }
 
 /// What the process does, for a simulated host.
@@ -308,18 +325,11 @@ fn release_lock(release: &ReleaseOnDeath) -> ExitCode {
         if matches!(&release.store.url, StoreUrl::Sqlite(file) if !file.exists()) {
             return ExitCode::SUCCESS;
         }
-        let tried = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| format!("cannot start: {e}"))
-            .and_then(|runtime| {
-                runtime.block_on(async {
-                    let locks =
-                        LockClient::with_config(&release.store).map_err(|e| e.to_string())?;
-                    let released = locks.release_for(&release.key, &release.owner).await;
-                    released.map_err(|e| e.to_string())
-                })
-            });
+        let tried = block_on(async {
+            let locks = LockClient::with_config(&release.store).map_err(|e| e.to_string())?;
+            let released = locks.release_for(&release.key, &release.owner).await;
+            released.map_err(|e| e.to_string())
+        });
         let error = match tried {
             Ok(()) => return ExitCode::SUCCESS,
             Err(error) => error,

@@ -6,9 +6,9 @@ use std::{
 
 use futures_util::{StreamExt, stream};
 
-use super::{Claimed, Testator};
+use super::{Claimed, Destination};
 use crate::{
-    clock::{Boottime, StoreClock},
+    clock::Boottime,
     logic::{
         attempts,
         backoff::Pauses,
@@ -16,9 +16,9 @@ use crate::{
         guard_life,
     },
     model::{JobName, Outcome, RunRecord},
-    recording::{Line, Recorder, recording},
-    settle::{KNOWN_PATIENCE, fail, outlive_terminal_and_service},
-    store::{self, Tail},
+    recording::{Line, Recorder},
+    settle::{KNOWN_PATIENCE, block_on, fail, open, outlive_terminal_and_service},
+    store::Tail,
 };
 
 /// A claim that the daemon had sent may reach the store after the daemon's death: what was not granted yet is looked
@@ -35,25 +35,18 @@ pub fn main() -> ExitCode {
     let _ = rustix::thread::set_name(c"soloist");
     outlive_terminal_and_service();
     let will = std::io::stdin().as_fd().try_clone_to_owned();
-    let (testator, mut left) = match will.and_then(|will| super::read(&File::from(will))) {
+    let (destination, mut left) = match will.and_then(|will| super::read(&File::from(will))) {
         Ok(will) => will,
         Err(e) => return fail(&format!("cannot read what a daemon left behind: {e}")),
     };
     // A record that cannot be written must not keep the outcomes from the store.
-    let recorder = testator.record_file.as_deref();
+    let recorder = destination.record_file.as_deref();
     let recorder = recorder.and_then(|file| Recorder::open(file, "the last will").ok());
     let begun = Boottime::now();
     let mut pauses = Pauses::from(PAUSE.0);
     loop {
-        // Descriptors, processes or memory may be short for a while, and the store's file may be out of reach.
-        let told = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|e| format!("cannot start: {e}"))
-            .and_then(|runtime| {
-                let under_way = Boottime::now().since(begun) < UNDER_WAY;
-                runtime.block_on(tell(&testator, &mut left, under_way, recorder.as_ref()))
-            });
+        let under_way = Boottime::now().since(begun) < UNDER_WAY;
+        let told = block_on(tell(&destination, &mut left, under_way, recorder.as_ref()));
         if left.is_empty() {
             if let Some(recorder) = &recorder {
                 recorder.write(&Line::Ends {});
@@ -75,23 +68,14 @@ pub fn main() -> ExitCode {
 /// Tells the store what it has granted of `left`, and leaves in `left` what is to be looked for again: `under_way`,
 /// also what it has not granted.
 async fn tell(
-    testator: &Testator,
+    destination: &Destination,
     left: &mut Vec<Claimed>,
     under_way: bool,
     recorder: Option<&Arc<Recorder>>,
 ) -> Result<(), String> {
-    let store = store::open(&testator.store).map_err(|e| e.to_string())?;
-    let store = recording(store, recorder);
+    let offset_us = left.last().map_or(0, |last| last.offset_us);
+    let store = open(&destination.store, recorder, offset_us)?;
     let now = Boottime::now();
-    // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
-    if let Some(last) = left.last()
-        && last.offset_us != 0
-    {
-        let clock = StoreClock::default();
-        let us = last.offset_us.saturating_add((now.0 / 1000) as i64);
-        clock.sample(us, now, now);
-        store.believe(Arc::new(clock));
-    }
     let jobs: BTreeSet<&JobName> = left.iter().map(|c| &c.job).collect();
     let jobs: Vec<JobName> = jobs.into_iter().cloned().collect();
     let states = store.observe(&jobs).await.map_err(|e| e.to_string())?.value;
@@ -150,11 +134,15 @@ fn settlement(state: &State, claimed: &Claimed, ended_ms: i64) -> Option<Settle>
 
 /// What the process does, for a simulated host.
 #[cfg(test)]
-pub(crate) async fn simulated((testator, mut left): (Testator, Vec<Claimed>)) {
+pub(crate) async fn simulated((destination, mut left): (Destination, Vec<Claimed>)) {
     let begun = Boottime::now();
     while !left.is_empty() && Boottime::now().since(begun) < KNOWN_PATIENCE {
         let under_way = Boottime::now().since(begun) < UNDER_WAY;
-        if tell(&testator, &mut left, under_way, None).await.is_err() || !left.is_empty() {
+        if tell(&destination, &mut left, under_way, None)
+            .await
+            .is_err()
+            || !left.is_empty()
+        {
             tokio::time::sleep(PAUSE.0).await;
         }
     }
@@ -168,7 +156,7 @@ mod tests {
         model::{InstanceId, Occurrence, Run, RunId, Trigger},
     };
 
-    fn open(run: RunId, attempt: u32) -> Open {
+    fn granted(run: RunId, attempt: u32) -> Open {
         let run = Run {
             id: run,
             occurrence: Occurrence(60_000),
@@ -205,7 +193,7 @@ mod tests {
     fn what_was_granted_and_never_started_gets_another_attempt() {
         let run = RunId::random();
         let state = State {
-            open: vec![open(RunId::random(), 1), open(run, 2)],
+            open: vec![granted(RunId::random(), 1), granted(run, 2)],
             ..State::default()
         };
         let said = settlement(&state, &claimed(run), 61_000).expect("it was granted");
@@ -218,7 +206,7 @@ mod tests {
         assert_eq!((next.delay_ms, next.trigger), (0, Trigger::Takeover));
         // Of a job whose instances die each time before its start.
         let state = State {
-            open: vec![open(run, 5)],
+            open: vec![granted(run, 5)],
             ..State::default()
         };
         let said = settlement(&state, &claimed(run), 61_000).expect("it was granted");
@@ -230,7 +218,7 @@ mod tests {
         let run = RunId::random();
         let said = |state: &State| settlement(state, &claimed(run), 61_000).is_some();
         let mut state = State {
-            open: vec![open(RunId::random(), 1)],
+            open: vec![granted(RunId::random(), 1)],
             ..State::default()
         };
         assert!(!said(&state));
@@ -240,7 +228,7 @@ mod tests {
                 at: 0,
                 trigger: Trigger::Takeover,
             }),
-            ..open(run, 1)
+            ..granted(run, 1)
         }];
         assert!(!said(&state));
         // Somebody found its lease lapsed, and could say no more.
@@ -256,7 +244,7 @@ mod tests {
             to: 61_000,
         };
         state = State {
-            lapsed: Some(Box::new(open(run, 1))),
+            lapsed: Some(Box::new(granted(run, 1))),
             last: Some(last(Outcome::Unknown, run)),
             ..State::default()
         };

@@ -20,7 +20,7 @@ use crate::{
     clock::Boottime,
     config::{self, Config},
     daemon::Daemon,
-    last_will::{self, LastWill, Testator},
+    last_will::{self, Destination, LastWill},
     logic::{
         claim::{Control, Controlled},
         schedule::next_of,
@@ -239,11 +239,11 @@ impl Fleet {
         let daemon = instance.daemons.run(now, async {
             let store = store::open(&config.store).expect("a store");
             let who = (InstanceId::new(&name), name.clone());
-            let testator = Testator {
+            let destination = Destination {
                 store: config.store.clone(),
                 record_file: None,
             };
-            let will = LastWill::new(&testator).expect("memory");
+            let will = LastWill::new(&destination).expect("memory");
             let runner = Runner::simulated().leaving(Some(will));
             let parts = (store, runner, None::<Arc<Recorder>>);
             Daemon::assemble("/jobs.toml".into(), config, who, parts).expect("a daemon")

@@ -8,7 +8,11 @@ use super::{
     channel, kinds,
     servers::{Hook, MailServer, Mode, Oddity},
 };
-use crate::support::{GENEROUS, fleet::fleet, wait_for, wait_until};
+use crate::support::{
+    GENEROUS,
+    fleet::{Fleet, fleet},
+    wait_for, wait_until,
+};
 
 const BAD: &str = "command = \"echo '<!channel> @everyone <b>x</b> \\u001b[2J'; false\"\nschedule = \"@every 1s\"";
 
@@ -194,17 +198,28 @@ fn mail(server: &MailServer, to: &str) -> String {
     )
 }
 
+/// An instance whose messages go to `to`, and which does not wait long before it tries again.
+fn mailing(server: &MailServer, to: &str, job: &str, table: &str) -> Fleet {
+    fleet(1)
+        .tables(&mail(server, to))
+        .default("notify", "[\"mail\"]")
+        .job(job, table)
+        .env(0, "SOLOIST_FAILPOINT", "hurry")
+        .start()
+}
+
+/// The message that was given up first.
+fn given_up(fleet: &Fleet) -> Value {
+    fleet.wait_log(0, "gave a message up");
+    fleet.json(&["notify", "undelivered", "--json"])[0].take()
+}
+
 /// Up to there, no server has the mail: what comes later is no repetition.
 #[test]
 fn a_mail_server_that_dies_before_it_has_the_mail_gets_no_repetition() {
     let words = ["EHLO", "MAIL", "RCPT", "DATA"];
     let server = MailServer::start_odd(&words.map(|word| (word, Oddity::Dies)));
-    let fleet = fleet(1)
-        .tables(&mail(&server, "\"ann@example.org\""))
-        .default("notify", "[\"mail\"]")
-        .job("bad", BAD)
-        .env(0, "SOLOIST_FAILPOINT", "hurry")
-        .start();
+    let fleet = mailing(&server, "\"ann@example.org\"", "bad", BAD);
     let mails = wait_for("a mail", GENEROUS, || {
         Some(server.mails()).filter(|m| !m.is_empty())
     });
@@ -220,12 +235,7 @@ fn a_receiver_who_is_refused_for_the_time_being_holds_up_no_other() {
     let dir = tempfile::tempdir().expect("a directory");
     let server = MailServer::start();
     let to = "\"ann@example.org\", \"Busy <busy@example.org>\", \"bob@example.org\"";
-    let _fleet = fleet(1)
-        .tables(&mail(&server, to))
-        .default("notify", "[\"mail\"]")
-        .job("bad", &super::failing(dir.path(), ""))
-        .env(0, "SOLOIST_FAILPOINT", "hurry")
-        .start();
+    let _fleet = mailing(&server, to, "bad", &super::failing(dir.path(), ""));
     let taken = |n: usize| {
         let all = wait_for("mails", GENEROUS, || {
             Some(server.taken()).filter(|all| all.len() >= n)
@@ -258,12 +268,7 @@ fn who_was_not_asked_yet_is_not_given_up_with_one_who_refuses() {
         "schedule = \"* * * * * *\"\ncommand = [\"test\", \"!\", \"-e\", {:?}]\n",
         flag.display().to_string()
     );
-    let mut fleet = fleet(1)
-        .tables(&mail(&server, to))
-        .default("notify", "[\"mail\"]")
-        .job("flips", &job)
-        .env(0, "SOLOIST_FAILPOINT", "hurry")
-        .start();
+    let mut fleet = mailing(&server, to, "flips", &job);
     wait_until("ann has the failure", GENEROUS, || {
         !server.taken().is_empty()
     });
@@ -298,18 +303,12 @@ fn who_was_not_asked_yet_is_not_given_up_with_one_who_refuses() {
 fn a_receiver_who_is_refused_for_good_is_given_up_beside_one_who_is_not() {
     let server = MailServer::start();
     let to = "\"ann@example.org\", \"Busy <busy@example.org>\", \"bad@example.org\"";
-    let fleet = fleet(1)
-        .tables(&mail(&server, to))
-        .default("notify", "[\"mail\"]")
-        .job("bad", BAD)
-        .env(0, "SOLOIST_FAILPOINT", "hurry")
-        .start();
-    fleet.wait_log(0, "gave a message up");
-    let all = fleet.json(&["notify", "undelivered", "--json"]);
-    let why = all[0]["why"].as_str().expect("why");
+    let fleet = mailing(&server, to, "bad", BAD);
+    let message = given_up(&fleet);
+    let why = message["why"].as_str().expect("why");
     let end = "(it is about bad@example.org alone)";
     assert!(why.ends_with(end), "{why}");
-    assert_eq!(all[0]["tries"], 4);
+    assert_eq!(message["tries"], 4);
     assert_eq!(server.taken().len(), 1);
     server.calm_down();
     let taken = wait_for("the other one has it", GENEROUS, || {
@@ -323,15 +322,9 @@ fn a_receiver_who_is_refused_for_good_is_given_up_beside_one_who_is_not() {
 fn that_a_receiver_never_got_a_mail_is_an_event() {
     let server = MailServer::start();
     let to = "\"ann@example.org\", \"bad@example.org\"";
-    let fleet = fleet(1)
-        .tables(&mail(&server, to))
-        .default("notify", "[\"mail\"]")
-        .job("bad", BAD)
-        .env(0, "SOLOIST_FAILPOINT", "hurry")
-        .start();
-    fleet.wait_log(0, "gave a message up");
-    let all = fleet.json(&["notify", "undelivered", "--json"]);
-    let why = all[0]["why"].as_str().expect("why");
+    let fleet = mailing(&server, to, "bad", BAD);
+    let message = given_up(&fleet);
+    let why = message["why"].as_str().expect("why");
     let end = "no such user) (it is about bad@example.org alone)";
     assert!(why.ends_with(end), "{why}");
     let taken = server.taken();
