@@ -1,5 +1,6 @@
 #!/bin/sh
-# test.sh [--all]: install what the tests need, then run all that must pass. Works from any directory.
+# test.sh [--all | --checks]: install what the tests need, then run all that must pass. Works from any directory.
+# --checks: only what reads the code (format, clippy, documentation).
 #
 # On Debian with Rust, a C compiler and apt it needs nothing else. Servers are installed as programs only: the tests
 # start their own, on Unix sockets or free ports, and end them. What one test alone needs and is large is installed with
@@ -8,13 +9,14 @@
 set -eu
 cd "$(dirname "$0")"
 
-all=
+all='' checks=''
 case ${CI-} in '' | 0 | false) ;; *) all=yes ;; esac
 case ${1-} in
     '') ;;
     --all) all=yes ;;
-    -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
-    *) echo "test.sh: unknown option \`$1\`; usage: test.sh [--all]" >&2; exit 64 ;;
+    --checks) checks=yes ;;
+    -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) echo "test.sh: unknown option \`$1\`; usage: test.sh [--all | --checks]" >&2; exit 64 ;;
 esac
 
 title() { printf '\n== %s\n' "$*"; }
@@ -32,6 +34,42 @@ for component in fmt:rustfmt clippy:clippy; do
         rustup component add "${component#*:}"
     fi
 done
+
+work=$(mktemp -d)
+beside=
+end() {
+    [ -z "$beside" ] || kill -- "-$beside" 2>/dev/null || kill "$beside" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap end EXIT
+trap 'exit 130' INT TERM HUP
+: >"$work/summary"
+step() { # step NAME COMMAND...: goes on after a failure, so that one run shows all of them
+    name=$1
+    shift
+    title "$name: $*"
+    began=$(date +%s)
+    if "$@"; then result=ok; else result=FAILED; fi
+    printf '%-7s %4ss  %s\n' "$result" "$(($(date +%s) - began))" "$name" >>"$work/summary"
+}
+
+finish() {
+    title summary
+    cat "$work/summary"
+    ! grep -q FAILED "$work/summary" || fail "not everything passed"
+    echo "everything passed"
+    exit
+}
+
+if [ -n "$checks" ]; then
+    step format cargo fmt --check
+    step clippy cargo clippy --locked --all-targets -- -D warnings
+    step features tests/features.sh
+    step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+    # What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
+    step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0
+    finish
+fi
 
 packages=
 has redis-server || packages="$packages redis-server"
@@ -76,58 +114,61 @@ else
     echo "all there"
 fi
 
-summary='' failed=''
-step() { # step NAME COMMAND...: goes on after a failure, so that one run shows all of them
-    name=$1
-    shift
-    title "$name: $*"
-    began=$(date +%s)
-    if "$@"; then result=ok; else result=FAILED failed=yes; fi
-    summary="$summary$(printf '%-7s %4ss  %s' "$result" "$(($(date +%s) - began))" "$name")
-"
-}
-
-# All tests. Up to two that fail run once more, alone: where 24 run at one time on a busy host, one may wait longer than
-# it allows for something that comes. One that fails again fails; one that does not is named at the end.
-tests() {
-    said=$(mktemp) code=$(mktemp)
-    {
-        cargo test --locked --no-fail-fast -- --test-threads=24 2>&1 && echo 0 >"$code" || echo 1 >"$code"
-    } | tee "$said"
+# Up to two tests that fail run once more, alone: where many run at one time on a busy host, one may wait longer than it
+# allows for something that comes. One that fails again fails; one that does not is named at the end.
+tests() { # tests SUITE TARGET [ARGUMENT...]
+    suite=$1 target=$2
+    shift 2
+    said="$work/$suite"
+    # shellcheck disable=SC2086
+    { cargo test --locked $target -- "$@" 2>&1 || touch "$said.failed"; } | tee "$said"
+    touch "$said.over"
+    exists "$said.failed" || return 0
     failures=$(sed -n '/^failures:$/,/^test result/s/^    \([a-z][a-z0-9_:]*\)$/\1/p' "$said" | sort -u)
-    result=$(cat "$code")
-    rm -f "$said" "$code"
-    [ "$result" != 0 ] || return 0
     case $(echo "$failures" | grep -c .) in
         1 | 2) ;;
         *) return 1 ;;
     esac
     title "once more, alone:" $failures
     # shellcheck disable=SC2086
-    cargo test --locked --no-fail-fast -- --exact --test-threads=1 $failures || return 1
-    twice=$failures
+    cargo test --locked $target -- --exact --test-threads=1 $failures || return 1
+    twice="$twice $failures"
+}
+
+# The checks take what is left of the processors once half of the integration tests are done: those mostly compute, the
+# others mostly wait. The weight of a session (autogroup) counts before that of its processes.
+checks_beside() {
+    until exists "$work/integration.over" || [ "$(grep -c ' \.\.\. ok$' "$work/integration")" -gt "$(half)" ]; do sleep 1; done
+    # shellcheck disable=SC2016
+    exec setsid sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$0" --checks' ./test.sh
+}
+half() {
+    all=$(sed -n 's/^running \([0-9]*\) tests$/\1/p' "$work/integration")
+    echo $((${all:-1000} / 2))
 }
 
 twice=
-step format cargo fmt --check
-step clippy cargo clippy --locked --all-targets -- -D warnings
-step features tests/features.sh
-step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
-# What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
-step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0
+step build cargo test --locked --no-run
 if [ -n "$installer" ]; then
     if wait "$installer"; then echo "the packages are installed"; else cat "$installed"; fail "apt-get failed, see above"; fi
     rm -f "$installed"
 fi
 # The random tests try the same cases each time here, so that a failure is one everywhere; `cargo test` alone tries new ones.
 export PROPTEST_RNG_SEED="${PROPTEST_RNG_SEED-20261121}"
-# Most tests wait, for leases and for seconds to pass: more of them at one time than there are cores.
-SOLOIST_TEST_SKIPPED=$(mktemp)
-export SOLOIST_TEST_SKIPPED
-trap 'rm -f "$SOLOIST_TEST_SKIPPED"' EXIT
-step tests tests
+export SOLOIST_TEST_SKIPPED="$work/skipped"
+: >"$SOLOIST_TEST_SKIPPED"
+: >"$work/integration"
+step unit tests unit --lib
+step examples cargo test --locked --doc
+checks_beside >"$work/checks" 2>&1 &
+beside=$!
+# Most of them wait, for leases and for seconds to pass: more run at one time than there are cores.
+step integration tests integration "--test it" --test-threads=24
 # After the tests: it uses the program that they built.
 step page timeout 420 sh tests/page/run.sh
+step checks wait "$beside"
+beside=
+cat "$work/checks"
 
 if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
     title "skipped, with the reason"
@@ -135,9 +176,6 @@ if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
 fi
 if [ -n "$twice" ]; then
     title "passed only when run again, alone: find out why"
-    echo "$twice"
+    printf '%s\n' $twice
 fi
-title summary
-printf '%s' "$summary"
-[ -z "$failed" ] || fail "not everything passed"
-echo "everything passed"
+finish
