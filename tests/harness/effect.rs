@@ -8,6 +8,8 @@ pub struct Struck {
     pub name: &'static str,
     pub effect: Effect,
     pub from_ns: i64,
+    /// When it had struck all that it strikes: to kill several daemons takes its time.
+    pub done_ns: i64,
     /// `i64::MAX` while it lasts.
     pub to_ns: i64,
 }

@@ -602,7 +602,7 @@ impl OfJob<'_> {
             note(ended + LEFTOVER + TO_BE_GONE, "its command had ended");
         }
         for s in &self.e.struck {
-            let at = s.from_ns;
+            let at = s.done_ns;
             if at > run.last_ns || s.to_ns < run.start_ns {
                 continue;
             }

@@ -59,6 +59,7 @@ fn struck(effect: Effect, from: i64, to: i64) -> Struck {
         name: "a fault",
         effect,
         from_ns: from * MS,
+        done_ns: from * MS,
         to_ns: to * MS,
     }
 }
@@ -194,6 +195,11 @@ fn what_outlives_its_daemon_guard_lease_or_command_is_an_orphan() {
         let all = effect == Effect::Silenced;
         assert_eq!(!broken(&[other], &strict).is_empty(), all, "{effect:?}");
     }
+    // It counts from the moment at which the last daemon was killed.
+    let mut slow = struck(Effect::Killed { instance: 0 }, 6900, 9000);
+    assert_eq!(broken(&[long.clone()], &[slow.clone()]), [Kind::Orphan]);
+    slow.done_ns = 8100 * MS;
+    assert_eq!(broken(&[long.clone()], &[slow]), []);
     // What a daemon and its guards left is ended when the daemon starts again.
     let both = Effect::BothKilled { instance: 0 };
     let mut early = long.clone();

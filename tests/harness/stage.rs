@@ -246,6 +246,7 @@ impl Stage {
             name,
             effect,
             from_ns: now,
+            done_ns: now,
             to_ns: i64::MAX,
         });
         self.struck.len() - 1
@@ -520,6 +521,7 @@ impl Stage {
             name: "this host stood still",
             effect: Effect::HostStalled,
             from_ns,
+            done_ns: from_ns,
             to_ns,
         });
     }
