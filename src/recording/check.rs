@@ -78,8 +78,8 @@ pub struct Breach {
     /// Of what has promise 0: the record.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Of what has promise 0: when the question left. Of runs that lasted too long: when they ended. CLOCK_BOOTTIME,
-    /// ns.
+    /// Of what has promise 0: when the question left. Of runs that started too early: when. Of runs that lasted too
+    /// long: when they ended. CLOCK_BOOTTIME, ns.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub at: Option<Boottime>,
     pub text: String,

@@ -167,24 +167,24 @@ impl Judge<'_> {
         let mut breaches = vec![];
         for g in &self.granted {
             if let Some(us) = early_us(&g.grant, g.now_us) {
-                breaches.push(format!(
+                let text = format!(
                     "{} was granted {} ms before its time",
                     g.grant.occurrence,
                     us / 1000
-                ));
+                );
+                breaches.push((None, text));
             }
-            let started = self
-                .ran(g.claim.run)
-                .and_then(|r| Some(self.records.processes[r.process].store_us(r.started?)));
-            if started.is_some_and(|us| early_us(&g.grant, us + EXACTNESS).is_some()) {
-                breaches.push(format!(
-                    "{} was started before its time",
-                    g.grant.occurrence
-                ));
+            let ran = self.ran(g.claim.run);
+            if let Some((process, started)) = ran.and_then(|r| Some((r.process, r.started?)))
+                && let us = self.records.processes[process].store_us(started)
+                && early_us(&g.grant, us + EXACTNESS).is_some()
+            {
+                let text = format!("{} was started before its time", g.grant.occurrence);
+                breaches.push((Some(started), text));
             }
         }
-        for text in breaches {
-            self.breach(2, text);
+        for (at, text) in breaches {
+            self.breach_at(at, 2, text);
         }
     }
 

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
 use rustix::process::Signal;
 use serde_json::Value;
 use soloist::{clock::wall_us, model::RunRecord};
@@ -554,7 +555,7 @@ impl Stage {
             accepted: self.accepted.clone(),
             now_ns: boottime_ns(),
             decided: self.decided.clone(),
-            wall_less_boot_ns: wall_us() * 1000 - boottime_ns(),
+            wall_less_boot_ns: wall_less_boot_ns(),
             instances: self.size,
             over,
             left_over: if over { self.left_over() } else { vec![] },
@@ -703,7 +704,7 @@ impl Stage {
     fn excuse(&self, breach: &Value) -> Option<&'static str> {
         /// The longest lease of a job, and the time that the end of its tree may take.
         const LIFE: i64 = 10 * SECOND;
-        let at = breach["at"].as_i64()?;
+        let at = || breach["at"].as_i64();
         let struck = |from: i64, to: i64, effect: &dyn Fn(&Effect) -> bool| {
             let mut near = self.struck.iter().filter(|s| s.touches(from, to));
             near.any(|s| effect(&s.effect))
@@ -716,14 +717,41 @@ impl Stage {
                 let who = id.parse::<usize>().ok()?.checked_sub(1)?;
                 let garbled =
                     |e: &Effect| matches!(e, Effect::Garbled { instance } if *instance == who);
+                let at = at()?;
                 struck(at - 15 * SECOND, at + SECOND, &garbled).then_some("garbled replies")
             }
+            // The harness has judged the same starts, and knows what each instance could know of the time.
+            2 => {
+                let step = |e: &Effect| matches!(e, Effect::ServerClock { .. });
+                let at = at()?;
+                struck(at - SECOND, at, &step).then_some("a step of the server's clock")
+            }
             // Of runs that lasted too long.
-            3 | 4 => struck(at - LIFE, at, &|e| *e == Effect::HostStalled)
-                .then_some("this host stood still"),
+            3 | 4 => {
+                let at = at()?;
+                struck(at - LIFE, at, &|e| *e == Effect::HostStalled)
+                    .then_some("this host stood still")
+            }
+            // An instance that was told of another outcome. The harness has looked for the same occurrences.
+            6 => {
+                let text = breach["text"].as_str()?;
+                let (_, instants) = text.split_once(" have no outcome: ")?;
+                let (first, last) = instants.split_once(" to ")?;
+                let at = |instant: &str| {
+                    let at: Timestamp = instant.parse().ok()?;
+                    Some(at.as_millisecond() * MS - wall_less_boot_ns())
+                };
+                let garbled = |e: &Effect| matches!(e, Effect::Garbled { .. });
+                struck(at(first)? - SECOND, at(last)? + SECOND, &garbled)
+                    .then_some("garbled replies")
+            }
             _ => None,
         }
     }
+}
+
+fn wall_less_boot_ns() -> i64 {
+    wall_us() * 1000 - boottime_ns()
 }
 
 impl Drop for Stage {
