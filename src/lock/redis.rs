@@ -184,7 +184,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 fn script_call(script: &Script, name: &str, args: &[Arg<'_>]) -> Cmd {
-    let mut call = script.call([name].into_iter(), args.len(), 64);
+    let mut call = script.call([name].into_iter(), args.len());
     for arg in args {
         match arg {
             Arg::Text(text) => call.arg(*text),

@@ -44,16 +44,15 @@ impl Script {
         }
     }
 
-    /// The beginning of a call: to be followed by the arguments, of which there are about `args`, with about `bytes`
-    /// bytes. There is space for them at once: making a command is most of what a lock costs on our side.
+    /// The beginning of a call: to be followed by the arguments, of which there are about `args`. There is space for
+    /// them at once: making a command is most of what a lock costs on our side.
     pub(crate) fn call<K: AsRef<str>>(
         &self,
         keys: impl ExactSizeIterator<Item = K>,
         args: usize,
-        bytes: usize,
     ) -> redis::Cmd {
-        let mut call =
-            redis::Cmd::with_capacity(3 + keys.len() + args, 64 + 96 * keys.len() + bytes);
+        let bytes = 128 + 96 * keys.len() + 32 * args;
+        let mut call = redis::Cmd::with_capacity(8 + keys.len() + args, bytes);
         call.arg("EVALSHA").arg(&*self.sha).arg(keys.len());
         for key in keys {
             call.arg(key.as_ref());

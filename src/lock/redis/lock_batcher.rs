@@ -302,9 +302,8 @@ async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Reques
     let releases = batch.len();
     batch.extend(tries);
     let (lease, subscribed) = batch.last().and_then(Request::terms).unwrap_or_default();
-    let bytes: usize = batch.iter().map(|r| r.name.len() + r.owner.len()).sum();
     let names = batch.iter().map(|r| &*r.name);
-    let mut call = BATCH.call(names, 4 + batch.len(), 96 + bytes);
+    let mut call = BATCH.call(names, batch.len());
     call.arg(FENCE_TTL.as_millis() as u64)
         .arg(releases)
         .arg(millis(lease + FENCE_TTL))

@@ -36,7 +36,7 @@ impl Arg<'_> {
 
 /// A call without its last argument, which is the time that the caller believes the server's clock to show.
 pub(super) fn call(script: &Script, keys: &[String], args: &[Arg<'_>]) -> redis::Cmd {
-    let mut call = script.call(keys.iter(), args.len() + 1, 32 * args.len());
+    let mut call = script.call(keys.iter(), args.len());
     args.iter().for_each(|a| a.write(&mut call));
     call
 }
