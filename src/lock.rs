@@ -81,6 +81,7 @@ use self::{
     client_thread::ClientThread,
     core::{Core, TryLockOutcome},
     period::PeriodClaim,
+    retry::Attempts,
     wait_queue::{WaitQueues, Waiter},
 };
 pub use self::{
@@ -355,20 +356,13 @@ impl LockClient {
     ) -> Result<TryLock, Error> {
         let key = checked(key)?;
         let lease = leased(&key, lease)?;
-        let begun = Boottime::now();
-        let mut number = 0;
+        let mut attempts = Attempts::begin();
         loop {
             let owner = self.owner();
             match self.core.try_lock(&key, &owner, lease, false).await? {
                 TryLockOutcome::Acquired(lock, _) => return Ok(TryLock::Acquired(lock)),
                 TryLockOutcome::Held { owner, remaining } => {
-                    number += 1;
-                    let attempt = Attempt {
-                        number,
-                        elapsed: Boottime::now().since(begun),
-                        remaining,
-                    };
-                    match retry.pause(&attempt) {
+                    match retry.pause(&attempts.held_for(remaining)) {
                         Some(pause) => self.core.thread.sleep(pause).await,
                         None => return Ok(held(&owner, remaining)),
                     }
@@ -672,6 +666,7 @@ impl LockClient {
         ask: impl Fn(bool) -> F,
     ) -> Result<WaitOutcome<T>, Error> {
         let deadline = Boottime::now() + wait;
+        let in_time = || Boottime::now() < deadline;
         let held = |owner: &str, remaining| WaitOutcome::Held {
             holder: name_of(owner).to_owned(),
             remaining,
@@ -699,25 +694,25 @@ impl LockClient {
             wakeup.mark_unchanged();
             let known = waiter
                 .known_holder()
-                .filter(|(owner, _)| Boottime::now() < deadline && Some(&**owner) != me);
-            let (holder, free_at) = match known {
+                .filter(|(owner, _)| in_time() && Some(&**owner) != me);
+            let (holder, at) = match known {
                 Some(known) => known,
                 None => match ask(waiter.is_subscribed()).await {
                     Ok(WaiterTry::Acquired { lock, owner, lease }) => {
-                        waiter.note_holder(&wakeup, &owner, Boottime::now() + lease + AFTER);
+                        waiter.note_holder(&wakeup, &owner, free_at(Boottime::now(), lease));
                         return Ok(WaitOutcome::Acquired(lock, (turn, waiter)));
                     }
                     Ok(WaiterTry::Held { owner, remaining }) => {
                         pauses.reset();
-                        let at = (Boottime::now() + remaining) + AFTER;
-                        if Boottime::now() >= deadline {
+                        let at = free_at(Boottime::now(), remaining);
+                        if !in_time() {
                             return Ok(held(&owner, remaining));
                         }
                         waiter.note_holder(&wakeup, &owner, at);
                         (owner.into(), at)
                     }
                     // The store may come back while the caller waits, also if it was never there yet.
-                    Err(e) if e.is_transient() && Boottime::now() < deadline => {
+                    Err(e) if e.is_transient() && in_time() => {
                         tokio::select! {
                             () = thread.sleep(pauses.after_failure(AWAY.1)) => {}
                             () = thread.sleep_until(deadline) => return Err(e),
@@ -737,12 +732,10 @@ impl LockClient {
                 () = wakeup.changed() => {}
                 // If the release came before the subscription, the next request finds the lock free.
                 () = self.core.subscribe(key), if subscribe => waiter.has_subscribed(),
-                () = thread.sleep_until(free_at.min(deadline)) => waiter.forget_holder(&holder),
+                () = thread.sleep_until(at.min(deadline)) => waiter.forget_holder(&holder),
             }
-            if Boottime::now() >= deadline
-                && waiter.known_holder().is_some_and(|(h, _)| h == holder)
-            {
-                return Ok(held(&holder, left(free_at)));
+            if !in_time() && waiter.known_holder().is_some_and(|(h, _)| h == holder) {
+                return Ok(held(&holder, left(at)));
             }
         }
     }
@@ -786,6 +779,11 @@ impl<F: FnOnce()> Drop for IfDropped<F> {
             f();
         }
     }
+}
+
+/// When a waiter asks again for a lock that its holder keeps for so long at most.
+fn free_at(now: Boottime, remaining: Duration) -> Boottime {
+    (now + remaining) + AFTER
 }
 
 /// The time until `at`; the last instant of the clock means never.
@@ -854,6 +852,43 @@ mod tests {
             assert!(e.to_string().contains(reason), "{e}");
             assert!(!e.to_string().contains('\n') && e.to_string().len() < 300);
         }
+    }
+
+    fn client() -> LockClient {
+        LockClient::open("redis://127.0.0.1:1").unwrap()
+    }
+
+    #[test]
+    fn an_owner_is_of_its_client_and_no_two_are_the_same() {
+        let (a, b) = (client().named("a"), client());
+        let (first, second) = (a.owner(), a.owner());
+        assert_ne!(first, second);
+        assert_eq!(name_of(&first), "a");
+        assert!(a.core.is_ours(&first) && a.core.is_ours(&second));
+        assert!(!a.core.is_ours(&b.owner()));
+        assert!(a.address().contains("127.0.0.1:1"));
+        let shown = format!("{a:?}");
+        assert!(
+            shown.contains(a.address()) && shown.contains("\"a\""),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn what_is_held_for_ever_is_not_asked_for_again() {
+        let (second, now) = (Duration::from_secs(1), Boottime(7));
+        assert_eq!(free_at(now, second), now + second + AFTER);
+        assert_eq!(left(free_at(now, Duration::MAX)), Duration::MAX);
+        assert_eq!(left(now), Duration::ZERO);
+        let hour = left(Boottime::now() + 3600 * second);
+        assert!(hour > 3000 * second && hour <= 3600 * second);
+    }
+
+    #[test]
+    fn a_lock_is_returned_if_it_was_acquired() {
+        let none = held("b#1.2", Duration::ZERO);
+        assert!(matches!(&none, TryLock::Held { holder, .. } if holder == "b"));
+        assert!(none.acquired().is_none());
     }
 
     #[test]

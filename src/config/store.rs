@@ -103,6 +103,23 @@ impl StoreRetry {
             false => pause,
         }
     }
+
+    /// How long the first try and all others may take, if each may take `within`.
+    pub(crate) fn time_for_all(&self, within: Duration) -> Duration {
+        within * (self.attempts + 1)
+    }
+
+    /// The pauses between the tries of a renewal. The second try goes out at once, in case the first found a dead
+    /// connection.
+    pub(crate) fn renewal_pauses(
+        &self,
+        chance: impl Fn() -> f64,
+    ) -> impl Iterator<Item = Duration> {
+        (1..=self.attempts).map(move |nth| match nth {
+            1 => Duration::ZERO,
+            nth => self.pause(nth, chance()),
+        })
+    }
 }
 
 impl Default for StoreRetry {
@@ -114,5 +131,36 @@ impl Default for StoreRetry {
             max_interval: Duration::from_secs(2),
             jitter: true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_try_of_a_renewal_goes_out_at_once_and_further_ones_after_longer_pauses() {
+        let ms = Duration::from_millis;
+        let pauses = |exponential, attempts| -> Vec<_> {
+            let retry = StoreRetry {
+                attempts,
+                exponential,
+                ..StoreRetry::default()
+            };
+            retry.renewal_pauses(|| 1.0).collect()
+        };
+        assert_eq!(pauses(true, 4), [0, 200, 400, 800].map(ms));
+        assert_eq!(pauses(false, 3), [0, 100, 100].map(ms));
+        assert_eq!(pauses(true, 0), []);
+    }
+
+    #[test]
+    fn each_try_may_take_its_time_the_first_included() {
+        let retry = StoreRetry {
+            attempts: 3,
+            ..StoreRetry::default()
+        };
+        let second = Duration::from_secs(1);
+        assert_eq!(retry.time_for_all(second), 4 * second);
     }
 }

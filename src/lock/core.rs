@@ -88,29 +88,38 @@ impl Core {
         if self.is_final(&first) {
             return first;
         }
-        let last = begun + within * (self.retry.attempts + 1);
-        let mut tried = 0;
+        let last = begun + self.retry.time_for_all(within);
         // If the first request took its time, its connection was not a cut one.
-        let mut next = match Boottime::now().since(begun) < within {
-            true => ask().await,
-            false => first,
+        let mut next = match Boottime::now().since(begun) >= within {
+            true => first,
+            false => ask().await,
         };
-        loop {
-            match next {
-                Err(e)
-                    if e.is_transient()
-                        && tried < self.retry.attempts
-                        && Boottime::now() < last =>
-                {
-                    self.thread
-                        .sleep(self.retry.pause(tried + 1, fastrand::f64()))
-                        .await;
-                    tried += 1;
-                    next = ask().await;
-                }
+        for nth in 1..=self.retry.attempts {
+            if self.is_final(&next) || Boottime::now() >= last {
+                break;
+            }
+            let pause = self.retry.pause(nth, fastrand::f64());
+            self.thread.sleep(pause).await;
+            next = ask().await;
+        }
+        next
+    }
+
+    /// Renews a lock, and repeats the request if it gets no answer. Each may take half of the trust that is left
+    /// (`half_left`), so that there is time for another.
+    pub(super) async fn renew_with_retries<F: Future<Output = Result<(), Error>>>(
+        &self,
+        half_left: impl Fn() -> Duration,
+        renew: impl Fn(Duration) -> F,
+    ) -> Result<(), Error> {
+        let within = || self.backend.patience().min(half_left());
+        for pause in self.retry.renewal_pauses(fastrand::f64) {
+            match renew(within()).await {
+                Err(e) if e.is_transient() => self.thread.sleep(pause.min(half_left())).await,
                 out => return out,
             }
         }
+        renew(within()).await
     }
 
     /// As the beginning of [`Core::with_retries`], with `within` as the limit for both requests. True: two requests

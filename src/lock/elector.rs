@@ -109,7 +109,22 @@ struct Memory {
     /// The longest quarantine that any lease seen here needs.
     quarantine: Duration,
     /// The store's incarnation and epoch, and when this instance first saw them.
-    epoch: Option<(Arc<str>, Arc<str>, Boottime)>,
+    epoch: Option<((Arc<str>, Arc<str>), Boottime)>,
+}
+
+impl Memory {
+    /// Notes the state of a lease; returns when it lapses unless it changes.
+    fn watch(&mut self, own: &config::Lease, open: &Open, received: Boottime) -> Boottime {
+        self.quarantine = quarantine::seen(own, self.quarantine, open);
+        let new = || ObservedLease::new(open, received);
+        let seen = self.seen.entry(open.run.occurrence).or_insert_with(new);
+        seen.update(open, received);
+        let lapses = seen.expiry();
+        if self.seen.len() > WATCHED {
+            self.seen.pop_first();
+        }
+        lapses
+    }
 }
 
 /// How a claim ended.
@@ -408,18 +423,24 @@ impl Elector {
 
     /// Notes the state of a lease; returns when to look again.
     fn watch(&self, open: &Open, received: Boottime) -> Duration {
-        let mut memory = self.memory();
-        memory.quarantine = quarantine::seen(&self.lease, memory.quarantine, open);
-        let new = || ObservedLease::new(open, received);
-        let seen = memory.seen.entry(open.run.occurrence).or_insert_with(new);
-        seen.update(open, received);
-        let lapses = seen.expiry().since(Boottime::now());
-        if memory.seen.len() > WATCHED {
-            memory.seen.pop_first();
-        }
+        let lapses = self.memory().watch(&self.lease, open, received);
+        let left = lapses.since(Boottime::now());
         self.lease
             .renew_every
-            .min(lapses.max(Duration::from_millis(10)))
+            .min(left.max(Duration::from_millis(10)))
+    }
+
+    /// What this instance reports of itself.
+    fn info(&self) -> Info {
+        Info {
+            host: self.host.clone(),
+            pid: std::process::id(),
+            process: 1,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            // The elector takes no part in the ranks of the daemons.
+            draining: true,
+            ..Info::default()
+        }
     }
 
     /// Registers the job in the store's present incarnation, or returns how long that has to wait.
@@ -428,15 +449,7 @@ impl Elector {
         let known = self.memory().quarantine;
         let beat = Beat {
             instance: self.instance.clone(),
-            info: Info {
-                host: self.host.clone(),
-                pid: std::process::id(),
-                process: 1,
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                // The elector takes no part in the ranks of the daemons.
-                draining: true,
-                ..Info::default()
-            },
+            info: self.info(),
             quarantine: known,
             open: None,
         };
@@ -445,23 +458,19 @@ impl Elector {
         let fleet = self.ask(look).await?;
         let first_seen = {
             let mut memory = self.memory();
+            let epoch = (fleet.incarnation.clone(), fleet.value.id.clone());
             match &memory.epoch {
-                Some((incarnation, id, since))
-                    if *incarnation == fleet.incarnation && *id == fleet.value.id =>
-                {
-                    *since
-                }
+                Some((known, since)) if *known == epoch => *since,
                 _ => {
-                    let id = fleet.value.id.clone();
-                    memory.epoch = Some((fleet.incarnation.clone(), id, fleet.received));
+                    memory.epoch = Some((epoch, fleet.received));
                     fleet.received
                 }
             }
         };
         let quarantine = known.max(fleet.value.quarantine);
-        let waited = Boottime::now().since(first_seen);
-        if !fleet.value.open && !self.store.durable() && waited < quarantine {
-            return Ok(Some(quarantine - waited));
+        let left = quarantine.saturating_sub(Boottime::now().since(first_seen));
+        if !fleet.value.open && !self.store.durable() && !left.is_zero() {
+            return Ok(Some(left));
         }
         let register = Register {
             job: self.job.clone(),
@@ -505,6 +514,12 @@ impl Elector {
             _ => Ok(Some(quarantine)),
         }
     }
+}
+
+/// How long one renewal may take; `half_left`: half of the trust that is left.
+fn time_for_renewal(half_left: Duration, lease: &config::Lease) -> Duration {
+    let most = lease.renew_every * 2;
+    half_left.max(Duration::from_millis(10)).min(most)
 }
 
 fn no_thread(address: String, e: &std::io::Error) -> store::Error {
@@ -603,14 +618,12 @@ impl Term {
 
     /// True while the lease can be trusted: the work has to end with it. Sends nothing.
     pub fn is_held(&self) -> bool {
-        !self.remaining().is_zero()
+        self.inner.is_held()
     }
 
     /// How long the lease can be trusted unless it is renewed, on this host's CLOCK_BOOTTIME; zero when it cannot.
     pub fn remaining(&self) -> Duration {
-        self.inner
-            .trusted_until()
-            .map_or(Duration::ZERO, |at| at.since(Boottime::now()))
+        self.inner.remaining()
     }
 
     /// Renews the lease; false if it is lost.
@@ -647,7 +660,7 @@ impl Term {
             let mut held = inner.held.subscribe();
             loop {
                 held.mark_unchanged();
-                let Some(at) = inner.trusted_until().filter(|at| *at > Boottime::now()) else {
+                let Some(at) = inner.trusted_until().filter(|_| inner.is_held()) else {
                     return;
                 };
                 tokio::select! {
@@ -723,14 +736,22 @@ impl Inner {
         self.held.borrow().as_ref().map(HeldLease::trusted_until)
     }
 
+    fn remaining(&self) -> Duration {
+        self.trusted_until()
+            .map_or(Duration::ZERO, |at| at.since(Boottime::now()))
+    }
+
+    fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
     async fn renew(&self) -> Result<bool, store::Error> {
         let mut seq = None;
         self.held.send_if_modified(|h| {
             seq = h.as_mut().map(HeldLease::next_seq);
             false
         });
-        let Some(seq) = seq.filter(|_| self.trusted_until().is_some_and(|at| at > Boottime::now()))
-        else {
+        let Some(seq) = seq.filter(|_| self.is_held()) else {
             return Ok(false);
         };
         let renew = Renew {
@@ -745,7 +766,7 @@ impl Inner {
                         h.renewed(reply.sent, reply.received);
                     }
                 });
-                self.trusted_until().is_some_and(|at| at > Boottime::now())
+                self.is_held()
             }
             Renewal::Lost => {
                 self.held.send_replace(None);
@@ -760,7 +781,7 @@ impl Inner {
                 .held
                 .borrow()
                 .as_ref()
-                .map(|h| (h.step(Boottime::now()), h.trusted_until()));
+                .map(|h| (h.step(Boottime::now()), h.half_left(Boottime::now())));
             let work = async {
                 match step {
                     None | Some((Step::StepDown, _)) => false,
@@ -768,10 +789,8 @@ impl Inner {
                         self.thread.sleep_until(at).await;
                         true
                     }
-                    Some((Step::Renew, trusted)) => {
-                        let limit =
-                            (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(10));
-                        let limit = limit.min(self.lease.renew_every * 2);
+                    Some((Step::Renew, half_left)) => {
+                        let limit = time_for_renewal(half_left, &self.lease);
                         match tokio::time::timeout(limit, self.renew()).await {
                             Ok(Ok(held)) => held,
                             Ok(Err(_)) | Err(_) => {
@@ -791,5 +810,138 @@ impl Inner {
                 () = self.stop.cancelled() => return,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::memory::MemoryStore;
+
+    fn elector() -> Elector {
+        let store = Arc::new(MemoryStore::new());
+        Elector::over(store, "invoices", Duration::from_secs(15)).unwrap()
+    }
+
+    fn open(at: i64, lease: Duration) -> Open {
+        Open {
+            run: Run {
+                occurrence: Occurrence(at),
+                attempt: 1,
+                trigger: Trigger::Schedule,
+                key: None,
+                id: RunId(uuid::Uuid::nil()),
+                instance: InstanceId::new("b"),
+                host: "b".to_owned(),
+                lease: lease.as_millis() as i64,
+                definition: LIBRARY.to_owned(),
+                granted_at: 0,
+            },
+            seq: 0,
+            incarnation: "1".to_owned(),
+            renewed_at: 0,
+            stop: None,
+            next_attempt: None,
+        }
+    }
+
+    #[test]
+    fn a_renewal_leaves_time_for_another_and_ends_before_the_next() {
+        let ms = Duration::from_millis;
+        let lease = config::Lease::new(ms(15_000), CLOCK_DRIFT).unwrap();
+        for (half_left, time) in [(1, 10), (10, 10), (2000, 2000), (60_000, 6000)] {
+            assert_eq!(time_for_renewal(ms(half_left), &lease), ms(time));
+        }
+    }
+
+    #[test]
+    fn an_elector_reports_itself_and_takes_no_rank() {
+        let info = elector().info();
+        assert_eq!(
+            info.host,
+            rustix::system::uname().nodename().to_str().unwrap()
+        );
+        assert_eq!((info.pid, info.process), (std::process::id(), 1));
+        assert_eq!(info.version, env!("CARGO_PKG_VERSION"));
+        assert!(info.draining);
+    }
+
+    #[test]
+    fn the_leases_of_the_newest_occurrences_are_watched() {
+        let elector = elector();
+        let mut memory = elector.memory();
+        let (second, day) = (Duration::from_secs(1), Duration::from_secs(86_400));
+        for at in 1..=20 {
+            let received = Boottime(at as u64);
+            let lapses = memory.watch(&elector.lease, &open(at, second), received);
+            assert_eq!(lapses, received + second);
+            assert_eq!(memory.seen.len() as i64, at.min(16));
+        }
+        let (oldest, newest) = (memory.seen.first_key_value(), memory.seen.last_key_value());
+        assert_eq!(
+            [oldest, newest].map(|o| o.map(|(at, _)| at.0)),
+            [Some(5), Some(20)]
+        );
+        assert_eq!(memory.quarantine, elector.lease.quarantine);
+        memory.watch(&elector.lease, &open(20, day), Boottime(0));
+        assert!(memory.quarantine > day);
+    }
+
+    #[test]
+    fn who_looks_again_does_so_before_the_lease_lapses() {
+        let elector = elector();
+        let again = |lease| {
+            let received = Boottime::now();
+            elector.watch(&open(1, Duration::from_millis(lease)), received)
+        };
+        assert_eq!(again(3_600_000), elector.lease.renew_every);
+        let soon = again(2000);
+        assert!(soon > Duration::from_millis(10) && soon <= Duration::from_secs(2));
+        assert_eq!(again(1), Duration::from_millis(10));
+    }
+
+    #[tokio::test]
+    async fn a_term_says_what_was_won_and_is_held_until_it_is_settled() {
+        let elector = elector().rerun(2);
+        let at = wall_us() / 1000 - 1000;
+        let term = match elector.claim(at).await.unwrap() {
+            Election::Won(term) => term,
+            other => panic!("{other:?}"),
+        };
+        let shown = [format!("{elector:?}"), format!("{term:?}")];
+        assert!(shown.iter().all(|s| s.contains("invoices")), "{shown:?}");
+        assert!(shown[1].contains(&at.to_string()), "{shown:?}");
+        assert_eq!((term.occurrence(), term.attempt()), (at, 1));
+        assert_eq!(term.fencing_token(), FencingToken(at * 1000 + 1));
+        assert!(term.is_held() && term.remaining() <= elector.lease.trust);
+        assert!(term.renew().await.unwrap());
+        let inner = term.inner.clone();
+        assert!(inner.remaining() > elector.lease.trust / 2);
+        assert!(term.settle(Outcome::Succeeded).await.unwrap());
+        assert_eq!(
+            (inner.is_held(), inner.remaining()),
+            (false, Duration::ZERO)
+        );
+        assert!(!inner.renew().await.unwrap());
+        let again = elector.claim(at).await.unwrap();
+        assert!(matches!(again, Election::Settled), "{again:?}");
+        let early = elector.claim(at + 3_600_000).await.unwrap();
+        assert!(
+            matches!(early, Election::Early { wait } if wait > Duration::from_secs(3000)),
+            "{early:?}"
+        );
+    }
+
+    #[test]
+    fn what_was_decided_stays_known_and_is_not_watched_any_more() {
+        let elector = elector();
+        for at in [5, 9] {
+            elector.watch(&open(at, Duration::from_secs(1)), Boottime::now());
+        }
+        for (at, known) in [(9, 9), (5, 9)] {
+            elector.decided(Occurrence(at));
+            assert_eq!(elector.memory().known, known);
+        }
+        assert!(elector.memory().seen.is_empty());
     }
 }

@@ -155,7 +155,12 @@ impl Lock {
     /// If the future is dropped, the renewal continues on the client's thread, and counts if it succeeds.
     pub async fn renew(&self) -> Result<(), Error> {
         let hold = self.hold.clone();
-        let renewing = async move { hold.renew_with_retries().await };
+        let renewing = async move {
+            let half_left = || hold.half_left();
+            hold.core
+                .renew_with_retries(half_left, |limit| hold.renew(limit))
+                .await
+        };
         self.hold.core.run(self.key(), renewing).await
     }
 
@@ -368,12 +373,12 @@ impl HeldLock {
         let mut changes = self.follow();
         loop {
             changes.mark_unchanged();
-            let (phase, trusted) = {
-                let s = self.state();
-                (s.phase, s.held.trusted_until())
+            let (phase, trusted, is_trusted) = {
+                let (s, now) = (self.state(), Boottime::now());
+                (s.phase, s.held.trusted_until(), s.held.is_trusted(now))
             };
             match phase {
-                Phase::Held if Boottime::now() >= trusted => self.end(Phase::Lost),
+                Phase::Held if !is_trusted => self.end(Phase::Lost),
                 Phase::Held => tokio::select! {
                     _ = changes.changed() => {}
                     () = self.core.thread.sleep_until(trusted) => {}
@@ -389,32 +394,8 @@ impl HeldLock {
         }
     }
 
-    /// Half of the time for which the lock can still be trusted: if the connection is dead, there is time for another.
-    fn half_of_trust(&self) -> Duration {
-        let trusted = self.state().held.trusted_until();
-        (trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1))
-    }
-
-    async fn renew_with_retries(&self) -> Result<(), Error> {
-        let mut tried = 0;
-        loop {
-            let limit = self.core.backend.patience().min(self.half_of_trust());
-            match self.renew(limit).await {
-                Err(e) if e.is_transient() && tried < self.core.retry.attempts => {
-                    // The second request goes out at once, in case the first found a dead connection; see
-                    // [`Core::with_retries`].
-                    if tried > 0 {
-                        let pause = self.core.retry.pause(tried + 1, fastrand::f64());
-                        self.core
-                            .thread
-                            .sleep(pause.min(self.half_of_trust()))
-                            .await;
-                    }
-                    tried += 1;
-                }
-                out => return out,
-            }
-        }
+    fn half_left(&self) -> Duration {
+        self.state().held.half_left(Boottime::now())
     }
 
     async fn renew(&self, limit: Duration) -> Result<(), Error> {
@@ -422,9 +403,9 @@ impl HeldLock {
             key: self.key.to_string(),
         };
         let sent = Boottime::now();
-        let (phase, trusted) = {
+        let (phase, left) = {
             let s = self.state();
-            (s.phase, s.held.trusted_until())
+            (s.phase, s.held.trusted_until().since(sent))
         };
         if phase != Phase::Held {
             return Err(match phase {
@@ -435,11 +416,11 @@ impl HeldLock {
                 },
             });
         }
-        if sent >= trusted {
+        if left.is_zero() {
             self.end(Phase::Lost);
             return Err(lost());
         }
-        let limit = limit.min(trusted.since(sent));
+        let limit = limit.min(left);
         let answer = self
             .core
             .backend
@@ -455,7 +436,7 @@ impl HeldLock {
         match answer {
             Ok(OwnerReply::Done) => {
                 let in_time = self.change(|s| {
-                    let in_time = s.phase == Phase::Held && now < s.held.trusted_until();
+                    let in_time = s.phase == Phase::Held && s.held.is_trusted(now);
                     s.held.renewed(sent, now);
                     in_time
                 });
@@ -498,7 +479,7 @@ impl HeldLock {
                 Step::WaitUntil(at) => at,
                 Step::Renew if left == Some(0) => trusted,
                 Step::Renew => {
-                    let limit = self.core.backend.patience().min(self.half_of_trust());
+                    let limit = self.core.backend.patience().min(self.half_left());
                     let renewed = tokio::select! {
                         renewed = self.renew(limit) => renewed,
                         _ = self.over() => return,
@@ -528,8 +509,7 @@ impl HeldLock {
         self.change(|s| {
             let held = s.phase == Phase::Held;
             if held {
-                let trusted = Boottime::now() < s.held.trusted_until();
-                s.phase = if trusted {
+                s.phase = if s.held.is_trusted(Boottime::now()) {
                     Phase::Releasing
                 } else {
                     Phase::Lost
@@ -597,5 +577,157 @@ impl HeldLock {
             true
         });
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LockClient;
+
+    const LEASE: Duration = Duration::from_secs(60);
+
+    /// A lock that was granted just now. Its store is never asked.
+    fn hold() -> HeldLock {
+        granted(LEASE, Duration::ZERO)
+    }
+
+    fn granted(lease: Duration, ago: Duration) -> HeldLock {
+        let core = LockClient::open("redis://127.0.0.1:1").unwrap().core;
+        let lease = config::Lease::of_lock(lease, 0.01).unwrap();
+        let granted = Boottime::now() - ago;
+        let held = HeldLease::new(lease, granted);
+        let (key, owner) = ("k".into(), "me#1.2".into());
+        HeldLock::new(core, key, owner, lease, FencingToken(7), granted, held)
+    }
+
+    fn foreign() -> Option<String> {
+        Some("b#3.4".to_owned())
+    }
+
+    #[test]
+    fn a_lock_that_was_trusted_is_released_and_one_that_was_not_is_lost() {
+        let second = Duration::from_secs(1);
+        for (lease, after) in [(LEASE, Phase::Releasing), (second / 10, Phase::Lost)] {
+            let hold = granted(lease, second);
+            hold.stop_trusting();
+            assert_eq!(hold.phase(), after);
+            // It has ended: nothing ends it in another way.
+            for how in [Phase::Gone, Phase::Lost] {
+                hold.end(how);
+                assert_eq!(hold.phase(), after);
+            }
+            hold.stop_trusting();
+            assert_eq!(hold.phase(), after);
+        }
+        let hold = hold();
+        hold.end(Phase::Gone);
+        assert_eq!(hold.phase(), Phase::Gone);
+    }
+
+    /// The answer to a release; `sent`: how many such requests have left.
+    #[test]
+    fn a_release_whose_answer_was_lost_counts_as_one_of_ours() {
+        let done = OwnerReply::Done;
+        let (nobodys, theirs) = (OwnerReply::NotOwner(None), OwnerReply::NotOwner(foreign()));
+        for (answer, trusted, sent, released, after) in [
+            (&done, true, 1, Some(Released::Now), Phase::Released),
+            (&done, false, 1, Some(Released::Now), Phase::Released),
+            (&nobodys, true, 1, None, Phase::Gone),
+            (&theirs, true, 1, None, Phase::Gone),
+            (&nobodys, true, 2, Some(Released::Before), Phase::Released),
+            (&theirs, true, 3, Some(Released::Before), Phase::Released),
+            (&theirs, false, 2, None, Phase::Gone),
+        ] {
+            let hold = hold();
+            hold.stop_trusting();
+            hold.state().releases_sent = sent;
+            let out = hold.released(Ok(answer.clone()), trusted);
+            assert_eq!(
+                (out.as_ref().ok(), hold.phase()),
+                (released.as_ref(), after)
+            );
+            if let Err(e) = out {
+                let is_theirs = *answer == theirs;
+                let named = matches!(&e, Error::NotHeld { holder: Some(b), .. } if b == "b");
+                assert_eq!(named, is_theirs, "{e}");
+            }
+            // A later answer changes nothing of a release.
+            if after == Phase::Released {
+                let again = hold.released(Ok(OwnerReply::NotOwner(None)), trusted);
+                assert_eq!(again.unwrap(), Released::Before);
+                assert_eq!(hold.phase(), Phase::Released);
+            }
+        }
+    }
+
+    #[test]
+    fn each_change_is_told_to_those_who_follow() {
+        let hold = hold();
+        let mut changes = hold.follow();
+        assert!(!hold.change(|_| false));
+        assert!(!changes.has_changed().unwrap());
+        assert!(hold.change(|_| true));
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        hold.end(Phase::Lost);
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
+        hold.end(Phase::Gone);
+        hold.stop_trusting();
+        assert!(!changes.has_changed().unwrap());
+    }
+
+    #[test]
+    fn what_is_known_of_a_lock_is_said_without_asking() {
+        let hold = hold();
+        let (granted, left) = (hold.granted, hold.half_left());
+        let trust = hold.lease.trust;
+        assert!(left <= trust / 2 && left > trust / 3, "{left:?}");
+        let lock = Lock::new(hold);
+        assert_eq!((lock.key(), lock.owner()), ("k", "me#1.2"));
+        assert_eq!(lock.fencing_token(), FencingToken(7));
+        let shown = format!("{lock:?}");
+        assert!(
+            shown.contains("me#1.2") && shown.contains("Held"),
+            "{shown}"
+        );
+        assert!(lock.is_held() && lock.remaining() > LEASE / 2);
+        let mut deadlines = lock.deadlines();
+        assert_eq!(deadlines.now(), granted + trust);
+        for (time, until) in [
+            (Duration::MAX, granted + config::Lease::LONGEST_LOCK),
+            (LEASE, granted + LEASE),
+        ] {
+            lock.lock_at_least_for(time);
+            assert_eq!(lock.hold.state().at_least_until, until);
+        }
+        lock.hold.end(Phase::Gone);
+        assert!(!lock.is_held());
+        assert_eq!(lock.remaining(), Duration::ZERO);
+        assert_eq!(deadlines.now(), Boottime(0));
+        let hold = hold_of(lock);
+        assert_eq!(hold.phase(), Phase::Gone);
+    }
+
+    /// What a dropped lock leaves.
+    fn hold_of(lock: Lock) -> Arc<HeldLock> {
+        let hold = lock.hold.clone();
+        drop(lock);
+        hold
+    }
+
+    #[test]
+    fn a_lock_that_is_dropped_is_released_unless_the_store_says_whose_it_is() {
+        for (phase, after) in [
+            (Phase::Held, Phase::Released),
+            (Phase::Lost, Phase::Released),
+            (Phase::Releasing, Phase::Released),
+            (Phase::Gone, Phase::Gone),
+        ] {
+            let lock = Lock::new(hold());
+            lock.hold.state().phase = phase;
+            assert_eq!(hold_of(lock).phase(), after, "{phase:?}");
+        }
     }
 }

@@ -12,10 +12,10 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 
 use super::{
-    Attempt, Core, Error, Kind, LockClient, OwnerReply, ReleaseOptions, Released, RetryStrategy,
+    Attempts, Core, Error, Kind, LockClient, OwnerReply, ReleaseOptions, Released, RetryStrategy,
     TryLockReply, checked, leased, name_of,
 };
-use crate::clock::Boottime;
+use crate::{clock::Boottime, logic::trust::half_left};
 
 /// A lock that survives the loss of a minority of its nodes. The nodes know nothing of each other; do not use replicas
 /// of one master.
@@ -97,8 +97,23 @@ struct Share {
     armed: AtomicBool,
 }
 
-fn drift(lease: Duration) -> Duration {
-    lease / 100 + Duration::from_millis(2)
+/// Until when a grant, or a renewal, is valid whose requests left at `sent`.
+fn valid_until(sent: Boottime, lease: Duration) -> Boottime {
+    let drift = lease / 100 + Duration::from_millis(2);
+    sent + (lease - drift)
+}
+
+/// Of others that hold the lock on some nodes, who lets a majority become free when their time is over, and the last
+/// one has to. None: nodes that do not answer may stay away, so there may be no majority even then.
+fn in_the_way(
+    votes: usize,
+    mut held: Vec<(Duration, String)>,
+    quorum: usize,
+) -> Option<(Duration, String)> {
+    held.sort();
+    // So many more nodes have to become free.
+    let missing = quorum - votes;
+    held.into_iter().nth(missing - 1)
 }
 
 impl Redlock {
@@ -151,24 +166,18 @@ impl Redlock {
     ) -> Result<TryRedlock, Error> {
         let key = checked(key)?;
         leased(&key, lease)?;
-        let begun = Boottime::now();
-        let mut number = 0;
+        let mut attempts = Attempts::begin();
         loop {
             let failed = match self.try_once(&key, lease).await {
                 Ok(acquired @ TryRedlock::Acquired(_)) => return Ok(acquired),
                 Err(e) if !e.is_transient() => return Err(e),
                 failed => failed,
             };
-            number += 1;
-            let attempt = Attempt {
-                number,
-                elapsed: Boottime::now().since(begun),
-                remaining: match &failed {
-                    Ok(TryRedlock::Held { remaining, .. }) => *remaining,
-                    _ => Duration::ZERO,
-                },
+            let remaining = match &failed {
+                Ok(TryRedlock::Held { remaining, .. }) => *remaining,
+                _ => Duration::ZERO,
             };
-            match retry.pause(&attempt) {
+            match retry.pause(&attempts.held_for(remaining)) {
                 Some(pause) => self.nodes[0].core.thread.sleep(pause).await,
                 None => return failed,
             }
@@ -205,7 +214,7 @@ impl Redlock {
             owner: owner.clone(),
             lease,
             timeout,
-            trusted_until: Mutex::new((sent + lease) - drift(lease)),
+            trusted_until: Mutex::new(valid_until(sent, lease)),
             released: false.into(),
             shares: vec![],
         };
@@ -241,18 +250,13 @@ impl Redlock {
         }
         // Also on nodes that did not answer: they may have granted it.
         let _ = guard.release().await;
-        held.sort();
-        // So many more nodes have to become free.
-        let missing = self.quorum() - votes;
-        // True if these nodes make a majority once they are free: nodes that do not answer may stay away.
-        let blocking = votes + held.len() >= self.quorum();
-        match held.get(missing.min(held.len()).wrapping_sub(1)) {
-            Some((remaining, owner)) if blocking => Ok(TryRedlock::Held {
+        match in_the_way(votes, held, self.quorum()) {
+            Some((remaining, owner)) => Ok(TryRedlock::Held {
                 votes,
-                holder: name_of(owner).to_owned(),
-                remaining: *remaining,
+                holder: name_of(&owner).to_owned(),
+                remaining,
             }),
-            _ => Err(Error::NoMajority {
+            None => Err(Error::NoMajority {
                 key: key.to_string(),
                 votes,
                 needed: self.quorum(),
@@ -298,20 +302,20 @@ impl RedlockGuard {
     /// lock. This value does not count that: [`RedlockGuard::remaining`] keeps the old validity.
     pub async fn renew(&self) -> Result<(), Error> {
         let core = &self.lock.nodes[0].core;
-        let mut tried = 0;
-        loop {
+        for nth in 1..=core.retry.attempts {
             match self.renew_once().await {
-                Err((e, true)) if tried < core.retry.attempts => {
-                    let pause = core.retry.pause(tried + 1, fastrand::f64());
-                    if self.remaining().is_zero() {
+                Err((e, true)) => {
+                    if !self.is_held() {
                         return Err(e);
                     }
-                    core.thread.sleep(pause.min(self.remaining() / 2)).await;
-                    tried += 1;
+                    let pause = core.retry.pause(nth, fastrand::f64());
+                    let half = half_left(self.until(), Boottime::now());
+                    core.thread.sleep(pause.min(half)).await;
                 }
                 out => return out.map_err(|(e, _)| e),
             }
         }
+        self.renew_once().await.map_err(|(e, _)| e)
     }
 
     /// In an error, true if another attempt may find a majority.
@@ -349,7 +353,7 @@ impl RedlockGuard {
             return Err((lost(), false));
         }
         let mut until = self.trusted_until.lock();
-        *until = (*until).max(sent + (self.lease - drift(self.lease)));
+        *until = (*until).max(valid_until(sent, self.lease));
         Ok(())
     }
 
@@ -498,6 +502,41 @@ fn usual_timeout(lease: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_majority_is_more_than_half() {
+        for (nodes, quorum) in [(3, 2), (4, 3), (5, 3), (6, 4), (7, 4)] {
+            let nodes = (0..nodes).map(|_| LockClient::open("redis://127.0.0.1:1").unwrap());
+            assert_eq!(Redlock::new(nodes).unwrap().quorum(), quorum);
+        }
+    }
+
+    #[test]
+    fn a_grant_is_valid_for_the_lease_without_its_drift() {
+        let (sent, ms) = (Boottime(5_000_000_000), Duration::from_millis);
+        assert_eq!(valid_until(sent, ms(1000)), sent + ms(988));
+        assert_eq!(valid_until(sent, ms(60_000)), sent + ms(59_398));
+    }
+
+    #[test]
+    fn a_majority_becomes_free_when_as_many_as_it_lacks_are_over() {
+        let seconds = Duration::from_secs;
+        let held = |times: &[u64]| -> Vec<_> {
+            let held = times.iter().map(|t| (seconds(*t), t.to_string()));
+            held.collect()
+        };
+        let way = |votes, times: &[u64], quorum| {
+            let found = in_the_way(votes, held(times), quorum);
+            found.map(|(left, owner)| (left.as_secs(), owner.parse().unwrap()))
+        };
+        assert_eq!(way(1, &[9, 4], 2), Some((4, 4)));
+        assert_eq!(way(0, &[9, 4], 2), Some((9, 9)));
+        assert_eq!(way(0, &[7, 9, 4, 1], 3), Some((7, 7)));
+        assert_eq!(way(2, &[7, 9], 4), Some((9, 9)));
+        for (votes, times) in [(0, &[9][..]), (1, &[]), (0, &[])] {
+            assert_eq!(way(votes, times, 2), None);
+        }
+    }
 
     #[test]
     fn a_node_may_take_a_small_part_of_the_lease() {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Attempt, Error, IfDropped, Kind, LockClient, NoRetry, OwnerReply, RetryStrategy, WaitOutcome,
+    Attempts, Error, IfDropped, Kind, LockClient, NoRetry, OwnerReply, RetryStrategy, WaitOutcome,
     WaiterTry, checked, leased, name_of,
 };
 use crate::{
@@ -157,20 +157,13 @@ impl ReentrantLock {
     /// If the future is dropped, the request that it has sent continues to its answer on the client's thread. A level
     /// that was acquired is then released.
     pub async fn try_enter(&self, mut retry: impl RetryStrategy) -> Result<TryEnter, Error> {
-        let begun = Boottime::now();
-        let mut number = 0;
+        let mut attempts = Attempts::begin();
         let nonce = self.name_of_level();
         loop {
             match self.enter_once(&nonce, false).await? {
                 WaiterTry::Acquired { lock, .. } => return Ok(lock),
                 WaiterTry::Held { owner, remaining } => {
-                    number += 1;
-                    let attempt = Attempt {
-                        number,
-                        elapsed: Boottime::now().since(begun),
-                        remaining,
-                    };
-                    match retry.pause(&attempt) {
+                    match retry.pause(&attempts.held_for(remaining)) {
                         Some(pause) => self.client.core.thread.sleep(pause).await,
                         None => {
                             return Ok(TryEnter::Held {
@@ -412,35 +405,17 @@ impl ReentrantLock {
     /// If the future is dropped, the renewal continues on the client's thread, and counts if it succeeds.
     pub async fn renew(&self) -> Result<(), Error> {
         let this = self.clone();
-        let renewing = async move { this.renew_with_retries().await };
+        let renewing = async move {
+            // Unknown if the lock was entered elsewhere.
+            let half_left = || match &this.known().held {
+                Some(held) => held.half_left(Boottime::now()),
+                None => Duration::MAX,
+            };
+            let core = &this.client.core;
+            core.renew_with_retries(half_left, |limit| this.renew_within(limit))
+                .await
+        };
         self.client.core.run(&self.key, renewing).await
-    }
-
-    /// Half of the time for which the lock can still be trusted; None: unknown here.
-    fn half_of_trust(&self) -> Option<Duration> {
-        let trusted = self.known().held.as_ref()?.trusted_until();
-        Some((trusted.since(Boottime::now()) / 2).max(Duration::from_millis(1)))
-    }
-
-    async fn renew_with_retries(&self) -> Result<(), Error> {
-        let core = &self.client.core;
-        let mut tried = 0;
-        loop {
-            let half = self.half_of_trust().unwrap_or(Duration::MAX);
-            match self.renew_within(core.backend.patience().min(half)).await {
-                Err(e) if e.is_transient() && tried < core.retry.attempts => {
-                    // The second request goes out at once, in case the first found a dead connection; see
-                    // [`Core::with_retries`].
-                    if tried > 0 {
-                        let half = self.half_of_trust().unwrap_or(Duration::MAX);
-                        let pause = core.retry.pause(tried + 1, fastrand::f64());
-                        core.thread.sleep(pause.min(half)).await;
-                    }
-                    tried += 1;
-                }
-                out => return out,
-            }
-        }
     }
 
     async fn renew_within(&self, limit: Duration) -> Result<(), Error> {
@@ -504,12 +479,13 @@ impl ReentrantLock {
                     known,
                     ..lock.clone()
                 };
-                let (step, trusted) = {
+                let (step, half_left) = {
                     let known = lock.known();
                     let Some(held) = known.held.as_ref().filter(|_| known.entry == entry) else {
                         return;
                     };
-                    (held.step(Boottime::now()), held.trusted_until())
+                    let now = Boottime::now();
+                    (held.step(now), held.half_left(now))
                 };
                 match step {
                     Step::StepDown => return,
@@ -517,14 +493,12 @@ impl ReentrantLock {
                         let core = lock.client.core.clone();
                         // While it sleeps, this task must not be what keeps `known` alive.
                         drop(lock);
-                        let at = at.min(Boottime::now() + Duration::from_secs(1));
-                        core.thread.sleep_until(at).await;
+                        let left = at.since(Boottime::now());
+                        core.thread.sleep(left.min(Duration::from_secs(1))).await;
                     }
                     Step::Renew => {
                         // As with a `Lock`.
-                        let limit = trusted.since(Boottime::now()) / 2;
-                        let limit = limit.max(Duration::from_millis(1));
-                        let limit = limit.min(lock.client.core.backend.patience());
+                        let limit = lock.client.core.backend.patience().min(half_left);
                         if let Err(e) = lock.renew_within(limit).await {
                             tracing::debug!(key = &*lock.key, error = %e, "renewal failed");
                             if let Some(held) = &mut lock.known().held {

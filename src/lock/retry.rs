@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use crate::clock::Boottime;
+
 /// An attempt that found the lock held.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -13,6 +15,32 @@ pub struct Attempt {
     pub elapsed: Duration,
     /// The holder keeps the lock for at most this long, by the store's clock, unless it renews.
     pub remaining: Duration,
+}
+
+/// Counts the attempts of one caller.
+pub(super) struct Attempts {
+    begun: Boottime,
+    number: u32,
+}
+
+impl Attempts {
+    /// To be called before the first attempt.
+    pub(super) fn begin() -> Self {
+        Self {
+            begun: Boottime::now(),
+            number: 0,
+        }
+    }
+
+    /// One more attempt found the lock held.
+    pub(super) fn held_for(&mut self, remaining: Duration) -> Attempt {
+        self.number = self.number.saturating_add(1);
+        Attempt {
+            number: self.number,
+            elapsed: Boottime::now().since(self.begun),
+            remaining,
+        }
+    }
 }
 
 /// Decides whether and when [`LockClient::try_lock`](super::LockClient::try_lock) asks again.
@@ -100,16 +128,12 @@ impl ExponentialBackoff {
     }
 
     fn after(&self, number: u32, chance: f64) -> Duration {
-        let factor = if self.factor >= 1.0 { self.factor } else { 1.0 };
+        // A NaN counts as 1, and as no jitter.
+        let factor = self.factor.max(1.0);
+        let jitter = self.jitter.max(0.0);
         let power = factor.powi(number.saturating_sub(1).min(10_000) as i32);
         let pause = (self.first.as_secs_f64() * power).min(self.max.as_secs_f64());
-        // The comparison is also false for a NaN.
-        let jitter = if self.jitter > 0.0 {
-            self.jitter.min(1.0)
-        } else {
-            0.0
-        };
-        Duration::try_from_secs_f64(pause * (1.0 - jitter * chance)).unwrap_or(self.max)
+        Duration::try_from_secs_f64(pause * (1.0 - jitter.min(1.0) * chance)).unwrap_or(self.max)
     }
 }
 
@@ -165,6 +189,36 @@ mod tests {
             elapsed,
             remaining: 1000 * MS,
         }
+    }
+
+    #[test]
+    fn attempts_are_numbered_from_one_and_know_how_long_they_took() {
+        let mut attempts = Attempts::begin();
+        for number in 1..=3 {
+            let attempt = attempts.held_for(5 * MS);
+            assert_eq!((attempt.number, attempt.remaining), (number, 5 * MS));
+        }
+        let before = attempts.held_for(MS).elapsed;
+        attempts.begun = Boottime(attempts.begun.0.saturating_sub(1_000_000));
+        assert!(attempts.held_for(MS).elapsed >= before + MS);
+    }
+
+    #[test]
+    fn a_function_decides_and_a_backoff_never_gives_up() {
+        let mut twice = |held: &Attempt| (held.number < 3).then_some(held.remaining / 2);
+        for (number, pause) in [(1, Some(10 * MS)), (2, Some(10 * MS)), (3, None)] {
+            let held = Attempt {
+                remaining: 20 * MS,
+                ..attempt(number, MS)
+            };
+            assert_eq!(RetryStrategy::pause(&mut twice, &held), pause);
+        }
+        let mut backoff = ExponentialBackoff {
+            jitter: 0.0,
+            ..ExponentialBackoff::default()
+        };
+        assert_eq!(backoff.pause(&attempt(4, MS)), Some(8 * MS));
+        assert_eq!(NoRetry.pause(&attempt(1, MS)), None);
     }
 
     #[test]

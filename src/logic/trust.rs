@@ -45,8 +45,17 @@ impl HeldLease {
         now + self.lease.trust / 4 <= self.trusted_until
     }
 
+    pub fn is_trusted(&self, now: Boottime) -> bool {
+        now < self.trusted_until
+    }
+
+    /// How long one renewal may take.
+    pub fn half_left(&self, now: Boottime) -> Duration {
+        half_left(self.trusted_until, now)
+    }
+
     pub fn step(&self, now: Boottime) -> Step {
-        if now >= self.trusted_until {
+        if !self.is_trusted(now) {
             Step::StepDown
         } else if now >= self.renew_at {
             Step::Renew
@@ -64,7 +73,7 @@ impl HeldLease {
     /// A renewal that left at `sent_at` was confirmed. A confirmation that came after the end of trust is too late:
     /// the command may be dead already.
     pub fn renewed(&mut self, sent_at: Boottime, now: Boottime) {
-        if now < self.trusted_until {
+        if self.is_trusted(now) {
             self.renew_at = sent_at + self.lease.renew_every;
             self.trusted_until = self.trusted_until.max(sent_at + self.lease.trust);
         }
@@ -88,6 +97,11 @@ impl HeldLease {
     pub fn renew_now(&mut self) {
         self.renew_at = Boottime(0);
     }
+}
+
+/// Half of the trust that is left: if a connection is dead, there is time for another.
+pub fn half_left(until: Boottime, now: Boottime) -> Duration {
+    (until.since(now) / 2).max(Duration::from_millis(1))
 }
 
 #[cfg(test)]
@@ -147,6 +161,14 @@ mod tests {
         let held = HeldLease::new(lease(), ms(1_000));
         assert!(held.may_start(ms(1_000)) && held.may_start(ms(10_525)));
         assert!(!held.may_start(ms(10_526)) && !held.may_start(ms(60_000)));
+    }
+
+    #[test]
+    fn a_renewal_leaves_time_for_another() {
+        let held = HeldLease::new(lease(), ms(1_000));
+        for (now, half) in [(1_000, 6_350), (13_698, 1), (13_700, 1), (60_000, 1)] {
+            assert_eq!(held.half_left(ms(now)), Duration::from_millis(half));
+        }
     }
 
     #[test]
