@@ -194,6 +194,12 @@ fn script_call(script: &Script, name: &str, args: &[Arg<'_>]) -> Cmd {
     call
 }
 
+/// For how long the server remembers the last claim of a period of this length: at least two periods, in case the clock
+/// goes back.
+fn period_kept(length: Duration) -> Duration {
+    (length * 2).max(FENCE_TTL)
+}
+
 fn try_lock_call(
     name: &str,
     owner: &str,
@@ -396,8 +402,7 @@ impl Backend for RedisLocks {
         let args = [
             Arg::Text(owner),
             Arg::Ms(length),
-            // At least two periods, in case the clock goes back.
-            Arg::Ms((length * 2).max(FENCE_TTL)),
+            Arg::Ms(period_kept(length)),
         ];
         let on = (&*self.connection, limit);
         let answer = self
@@ -557,12 +562,8 @@ impl Listener {
         if !subscribe(&mut sink, &channels, limit).await {
             return SubscriberEnd::Broken;
         }
-        // Messages that were published while there was no connection are lost. Waiters that are confirmed now ask again
-        // anyway.
-        for key in &self.wanted {
-            if self.pending.iter().all(|(new, _)| new != key) {
-                self.queues.wake(key);
-            }
+        for key in self.may_have_missed() {
+            self.queues.wake(key);
         }
         self.confirm();
         loop {
@@ -593,6 +594,13 @@ impl Listener {
                 () = tokio::time::sleep(IDLE), if self.wanted.is_empty() => return SubscriberEnd::Idle,
             }
         }
+    }
+
+    /// Messages that were published while there was no connection are lost. Waiters that are not confirmed yet ask again
+    /// anyway.
+    fn may_have_missed(&self) -> impl Iterator<Item = &str> {
+        let known = |key: &&str| !self.pending.iter().any(|(new, _)| new == key);
+        self.wanted.iter().map(String::as_str).filter(known)
     }
 
     fn confirm(&mut self) {
@@ -630,4 +638,79 @@ async fn subscribe(sink: &mut PubSubSink, channels: &[String], limit: Duration) 
         tokio::time::timeout(limit, sink.subscribe(channels)).await,
         Ok(Ok(()))
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::LockClient;
+
+    const URL: &str = "redis://127.0.0.1:1";
+
+    /// A listener of the client `me` in the namespace `ns`, which nothing connects.
+    fn listener(queues: &Arc<WaitQueues>) -> Listener {
+        let (_, requests) = mpsc::unbounded_channel();
+        Listener {
+            client: Client::new(URL, &config::Store::from_url(URL).unwrap()).unwrap(),
+            prefix: "ns:{".to_owned(),
+            id: "me".to_owned(),
+            queues: queues.clone(),
+            requests,
+            wanted: HashSet::new(),
+            pending: vec![],
+        }
+    }
+
+    #[test]
+    fn a_message_wakes_who_waits_for_what_another_client_released() {
+        let core = LockClient::open(URL).unwrap().core;
+        let waiter = core.queues.join(&"k".into(), core.clone());
+        let mut wakeup = waiter.wakeup();
+        let listener = listener(&core.queues);
+        for (channel, owner, wakes) in [
+            ("ns:{k}:released", "host#other.1", true),
+            ("ns:{k}:released", "host#me.1", false),
+            ("ns:{l}:released", "host#other.1", false),
+            ("n2:{k}:released", "host#other.1", false),
+            ("ns:{k}:lock", "host#other.1", false),
+        ] {
+            let message = ["message", channel, owner].map(|s| Value::BulkString(s.into()));
+            listener.received(&redis::Msg::from_value(&Value::Array(message.into())).unwrap());
+            let woken = wakeup.changed().now_or_never().is_some();
+            assert_eq!(woken, wakes, "{channel} {owner}");
+        }
+    }
+
+    #[test]
+    fn the_last_claim_is_remembered_for_two_periods_and_a_week_at_least() {
+        let day = Duration::from_secs(86_400);
+        for (days, kept) in [(1, 7), (3, 7), (4, 8), (366, 732)] {
+            assert_eq!(period_kept(days * day), kept * day);
+        }
+        assert_eq!(FENCE_TTL, 7 * day);
+    }
+
+    #[test]
+    fn a_key_is_subscribed_to_once_and_its_waiters_are_confirmed() {
+        let core = LockClient::open(URL).unwrap().core;
+        let mut listener = listener(&core.queues);
+        assert_eq!(listener.channel("k"), "ns:{k}:released");
+        let missed = |l: &Listener| l.may_have_missed().map(str::to_owned).collect::<Vec<_>>();
+        let mut confirmed = vec![];
+        for key in ["k", "k", "l"] {
+            let (confirm, told) = oneshot::channel();
+            let new = listener.note(Request::Subscribe(key.to_owned(), confirm));
+            assert_eq!(new.is_some(), confirmed.len() != 1);
+            assert!(new.is_none_or(|new| new == key));
+            confirmed.push(told);
+        }
+        assert_eq!(missed(&listener), [""; 0]);
+        listener.confirm();
+        assert!(confirmed.iter_mut().all(|told| told.try_recv().is_ok()));
+        assert_eq!(listener.note(Request::Unsubscribe("l".to_owned())), None);
+        // After a new connection, who was confirmed before may have missed a release.
+        assert_eq!(missed(&listener), ["k"]);
+    }
 }

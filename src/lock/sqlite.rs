@@ -531,6 +531,10 @@ impl Backend for SqliteLocks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use futures_util::FutureExt;
+
     use super::*;
 
     const LEASE: Duration = Duration::from_secs(60);
@@ -637,6 +641,97 @@ mod tests {
             assert_eq!(freed.unwrap(), OwnerReply::Done);
             assert!(locks.holder("k", PATIENCE).await.unwrap().is_some());
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_over_stays_over_and_tokens_grow_though_the_clock_goes_back() {
+        const START: i64 = 5_000_000_000;
+        let dir = tempfile::tempdir().unwrap();
+        let now = Arc::new(AtomicI64::new(START));
+        let clock = {
+            let now = now.clone();
+            Arc::new(move || now.load(Ordering::SeqCst))
+        };
+        let store = SqliteStore::open_with_clock(&dir.path().join("locks.db"), clock).unwrap();
+        let locks = SqliteLocks::new(store, "soloist", "id", Arc::default());
+        let take = async |owner| match locks.try_lock("k", owner, LEASE, false, PATIENCE).await {
+            Ok(TryLockReply::Acquired(FencingToken(token))) => Some(token),
+            Ok(TryLockReply::Stale) => None,
+            other => panic!("{other:?}"),
+        };
+        let free = async |owner| {
+            let freed = locks.release("k", owner, ReleaseOptions::default(), PATIENCE);
+            assert_eq!(freed.await.unwrap(), OwnerReply::Done);
+        };
+        let holder = async || locks.holder("k", PATIENCE).await.unwrap();
+        assert_eq!(take("a").await, Some(START));
+        assert_eq!(holder().await, Some(("a".to_owned(), LEASE)));
+        // A request that is repeated is the same one.
+        assert_eq!(take("a").await, Some(START));
+        free("a").await;
+        assert_eq!(take("a").await, None);
+        now.fetch_sub(1000, Ordering::SeqCst);
+        assert_eq!(holder().await, None);
+        assert_eq!(take("b").await, Some(START + 1));
+        assert_eq!(holder().await.map(|(owner, _)| owner).as_deref(), Some("b"));
+        // A release that is not its owner's, or that comes late, changes nothing.
+        for owner in ["a", "c"] {
+            let freed = locks.release("k", owner, ReleaseOptions::default(), PATIENCE);
+            let theirs = OwnerReply::NotOwner(Some("b".to_owned()));
+            assert_eq!(freed.await.unwrap(), theirs);
+        }
+        // The other kind of lock has a row of its own kind.
+        let entered = locks.enter("k", ("b", "1"), LEASE, false, PATIENCE).await;
+        assert!(matches!(entered, Err(Error::WrongType { .. })));
+        let renewed = locks.renew("k", "b", Kind::Reentrant, LEASE, PATIENCE);
+        assert!(matches!(renewed.await, Err(Error::WrongType { .. })));
+        let renewed = locks.renew("k", "b", Kind::Plain, 2 * LEASE, PATIENCE);
+        assert_eq!(renewed.await.unwrap(), OwnerReply::Done);
+        assert_eq!(holder().await, Some(("b".to_owned(), 2 * LEASE)));
+        assert!(locks.address().ends_with("locks.db"));
+        assert_eq!(locks.patience(), PATIENCE);
+    }
+
+    #[tokio::test]
+    async fn releases_are_listened_to_while_somebody_waits() {
+        let (_dir, locks) = locks();
+        let listens = || locks.subscriber.lock().task.is_some();
+        assert!(!listens());
+        for key in ["k", "l"] {
+            locks.subscribe(key).await;
+            assert!(listens());
+        }
+        locks.unsubscribe("k");
+        assert!(listens());
+        locks.unsubscribe("l");
+        assert!(!listens());
+    }
+
+    /// Its own releases wake the client's waiters without a message.
+    #[tokio::test]
+    async fn a_release_by_another_client_wakes_the_waiters_of_its_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", dir.path().join("locks.db").display());
+        let core = crate::LockClient::open(&url).unwrap().core;
+        let other = crate::LockClient::open(&url).unwrap();
+        let join = |key: &str| core.queues.join(&key.into(), core.clone());
+        let (at_k, at_l) = (join("k"), join("l"));
+        let (mut k, mut l) = (at_k.wakeup(), at_l.wakeup());
+        for key in ["k", "l"] {
+            core.backend.subscribe(key).await;
+        }
+        let me = format!("host#{}.1", core.id);
+        let backend = &core.backend;
+        let taken = backend.try_lock("k", &me, LEASE, true, PATIENCE).await;
+        assert!(matches!(taken, Ok(TryLockReply::Acquired(_))));
+        let freed = backend.release("k", &me, ReleaseOptions::default(), PATIENCE);
+        assert_eq!(freed.await.unwrap(), OwnerReply::Done);
+        let theirs = other.try_lock("l", LEASE, crate::NoRetry).await.unwrap();
+        theirs.acquired().unwrap().release().await.unwrap();
+        tokio::time::timeout(Duration::from_secs(60), l.changed())
+            .await
+            .expect("a release by another client is announced");
+        assert_eq!(k.changed().now_or_never(), None);
     }
 
     #[tokio::test]

@@ -335,3 +335,100 @@ async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Reques
     batch.into_iter().for_each(|r| r.fail(failed.clone()));
     vec![]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    const URL: &str = "redis://127.0.0.1:1";
+
+    fn sender() -> Sender {
+        let client = Client::new(URL, &config::Store::from_url(URL).unwrap()).unwrap();
+        let connection = Arc::new(SharedConnection::new(client.clone()));
+        Sender(Arc::new(LockBatcher::new(client, connection)))
+    }
+
+    /// A release, or an attempt to lock for this many seconds.
+    fn put(to: &Sender, owner: &str, lease: Option<u64>) {
+        let operation = match lease {
+            None => Operation::Release {
+                then: Box::new(|_| ()),
+            },
+            Some(lease) => Operation::TryLock {
+                lease: Duration::from_secs(lease),
+                subscribed: false,
+                then: Box::new(|_| ()),
+            },
+        };
+        let who = (&"k".into(), &owner.into());
+        let request = Request::new(&to.0, "name".to_owned(), who, operation);
+        to.0.state().queue.push_back(request);
+    }
+
+    fn next(from: &Sender, wanted: usize) -> Option<Vec<String>> {
+        let batch = from.next(wanted, Waker::noop())?;
+        Some(batch.iter().map(|r| r.owner.to_string()).collect())
+    }
+
+    #[test]
+    fn a_batch_has_one_lease_and_what_has_another_keeps_its_place() {
+        let sender = sender();
+        for (owner, lease) in [("a", Some(1)), ("b", Some(2)), ("c", None), ("d", Some(1))] {
+            put(&sender, owner, lease);
+        }
+        put(&sender, "e", Some(2));
+        assert_eq!(next(&sender, 1).unwrap(), ["a", "c", "d"]);
+        assert_eq!(next(&sender, 2).unwrap(), ["b", "e"]);
+        put(&sender, "f", None);
+        assert_eq!(next(&sender, 2), None);
+        assert!(sender.0.state().idle.is_some());
+        assert_eq!(sender.0.state().wanted, 2);
+        for _ in 0..MAX_BATCH {
+            put(&sender, "g", None);
+        }
+        assert_eq!(next(&sender, 2).unwrap().len(), MAX_BATCH);
+        assert_eq!(next(&sender, 1).unwrap(), ["g"]);
+    }
+
+    #[test]
+    fn a_call_is_worth_half_of_the_largest_under_way() {
+        let calls = |sizes: &[usize]| -> Vec<(usize, Call)> {
+            let call = |n: &usize| (*n, Box::pin(std::future::ready(())) as Call);
+            sizes.iter().map(call).collect()
+        };
+        let cases: [(&[usize], usize); 4] = [(&[], 1), (&[1], 1), (&[5], 3), (&[2, 64, 3], 32)];
+        for (sizes, worth) in cases {
+            assert_eq!(worthwhile(&calls(sizes)), worth, "{sizes:?}");
+        }
+    }
+
+    #[test]
+    fn a_request_is_answered_once_and_in_every_case() {
+        let batcher = sender().0.clone();
+        let limit = batcher.patience();
+        assert_eq!(limit, 3 * batcher.client.timeout);
+        let (tell, told) = std::sync::mpsc::channel();
+        let request = || {
+            let tell = tell.clone();
+            let then: Then<OwnerReply> = Box::new(move |answer| tell.send(answer).unwrap());
+            let who = (&"k".into(), &"a".into());
+            Request::new(
+                &batcher,
+                "name".to_owned(),
+                who,
+                Operation::Release { then },
+            )
+        };
+        let left = request().left();
+        assert!(left > limit / 2 && left <= limit, "{left:?}");
+        let e = told.try_recv().unwrap().unwrap_err();
+        assert!(e.to_string().contains("the request was not sent"), "{e}");
+        request().fail(batcher.connection.timed_out(limit));
+        let e = told.try_recv().unwrap().unwrap_err();
+        assert!(matches!(e, Error::Unreachable { .. }), "{e}");
+        request().answer(Err(e));
+        assert!(told.try_recv().unwrap().is_err());
+        assert!(told.try_recv().is_err());
+    }
+}
