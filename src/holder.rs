@@ -38,7 +38,7 @@ use crate::{
 };
 #[cfg(feature = "notify")]
 use crate::{
-    logic::notify::Sight,
+    logic::notify::{Sight, recorded_since},
     model::job::Job,
     notify::heartbeat::{self, Heartbeats},
     traces::{self, Traces},
@@ -258,11 +258,10 @@ impl Holder {
             let Ok(reply) = self.store.observe(std::slice::from_ref(&job.name)).await else {
                 continue;
             };
-            let Ok(mut newer) = self.store.records(&job.name, store::HISTORY_KEPT).await else {
+            let Ok(all) = self.store.records(&job.name, store::HISTORY_KEPT).await else {
                 continue;
             };
-            let own = newer.iter().position(|r| r.run_id == record.run_id);
-            newer.truncate(own.unwrap_or(newer.len()));
+            let newer = recorded_since(all, record.run_id);
             let sight = Sight {
                 state: reply.value.first().and_then(Option::as_ref),
                 has: contender.job(&job.name).is_some(),
@@ -738,11 +737,9 @@ impl Holder {
         let record = self.record(g, Some(end));
         log_end(&record);
         contender.vitals.figures.ended(&record);
-        // An attempt that another one follows is not the end of its occurrence. A run that makes room for another one,
-        // which may begin on another instance, must not be told as failed after that has begun.
-        let replaced = record.outcome == Outcome::Replaced;
+        let (outcome, follows) = (record.outcome, next_attempt.is_some());
         #[cfg(feature = "notify")]
-        if next_attempt.is_none() && !replaced {
+        if !is_untold(outcome, follows, false) {
             self.heartbeats.send(
                 &g.job.name,
                 g.job.alarms.heartbeat.as_ref(),
@@ -756,8 +753,7 @@ impl Holder {
         };
         let told = self.offer(g, &settle, &with_settlement(end)).await?;
         let lost = told == Settlement::Lost;
-        let untold = replaced || next_attempt.is_some() && !lost;
-        let record = untold.then(|| settle.record.clone());
+        let record = is_untold(outcome, follows, lost).then(|| settle.record.clone());
         #[cfg(feature = "notify")]
         self.trace(g, end, settle.record);
         if lost {
@@ -803,6 +799,13 @@ impl Holder {
             }
         }
     }
+}
+
+/// Whether the end of a run says nothing yet of its occurrence. An attempt that another one `follows` is not the end of
+/// it, unless the lease was `lost`. A run that makes room for another one, which may begin on another instance, must not
+/// be told as failed after that has begun.
+fn is_untold(outcome: Outcome, follows: bool, lost: bool) -> bool {
+    outcome == Outcome::Replaced || follows && !lost
 }
 
 /// The log need not warn of it.
@@ -910,6 +913,19 @@ mod tests {
         (end.output_tail, end.output_bytes) = (b"cdefg".to_vec(), 7);
         for (from, rest) in [(0, "cdefg"), (2, "cdefg"), (4, "efg"), (7, ""), (9, "")] {
             assert_eq!(kept_from(&end, from), rest.as_bytes(), "{from}");
+        }
+    }
+
+    #[test]
+    fn an_attempt_that_another_one_follows_is_not_the_last_word() {
+        for (follows, lost, untold) in [
+            (false, false, false),
+            (false, true, false),
+            (true, false, true),
+            (true, true, false),
+        ] {
+            assert_eq!(is_untold(Outcome::Failed, follows, lost), untold);
+            assert!(is_untold(Outcome::Replaced, follows, lost));
         }
     }
 

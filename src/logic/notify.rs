@@ -19,7 +19,7 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
 };
 
-pub use self::sight::{OFF_MS, Sight};
+pub use self::sight::{OFF_MS, Sight, recorded_since};
 
 /// What can be told of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -440,6 +440,9 @@ async fn the_last_moment_for_a_start_is_that_of_the_first_attempt() {
         node.start(granted);
         let record = node.record().await;
         assert_eq!(record.outcome, expected, "{record:?}");
+        let host = soloist::model::Wait::Host.cause();
+        let why = record.error.as_deref().unwrap_or_default();
+        assert_eq!(why.ends_with(host), expected == Outcome::Missed, "{why}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     logic::claim::{Open, State},
-    model::{Occurrence, Outcome, RunRecord},
+    model::{Occurrence, Outcome, RunId, RunRecord},
 };
 
 /// A job that no instance has enabled any more has been so for this time, before its next attempt counts as dropped: an
@@ -21,6 +21,11 @@ pub struct Sight<'a> {
     pub has: bool,
     /// Unix ms.
     pub now: i64,
+}
+
+/// Of the records of a job, newest first, those that are newer than that of this run.
+pub fn recorded_since(all: Vec<RunRecord>, run: Option<RunId>) -> Vec<RunRecord> {
+    all.into_iter().take_while(|r| r.run_id != run).collect()
 }
 
 impl Sight<'_> {
@@ -86,6 +91,28 @@ mod tests {
         logic::claim::NextAttempt,
         model::{InstanceId, JobName, Run, RunId, Trigger},
     };
+
+    #[test]
+    fn what_was_recorded_since_a_run_is_what_is_newer() {
+        let [first, second, third] = [1, 2, 3].map(|n| Some(RunId(uuid::Uuid::from_u128(n))));
+        let record = |run_id| RunRecord {
+            run_id,
+            ..RunRecord::without_run(
+                &JobName::new("x"),
+                Occurrence(1),
+                Trigger::Schedule,
+                Outcome::Failed,
+            )
+        };
+        let since = |run| -> Vec<_> {
+            let all = [third, second, first].map(record).to_vec();
+            let newer = recorded_since(all, run).into_iter();
+            newer.map(|r| r.run_id).collect()
+        };
+        assert_eq!(since(third), []);
+        assert_eq!(since(first), [third, second]);
+        assert_eq!(since(Some(RunId(uuid::Uuid::nil()))).len(), 3);
+    }
 
     #[test]
     fn an_attempt_is_followed_by_what_the_store_has_begun_since() {
