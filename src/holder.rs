@@ -801,9 +801,9 @@ impl Holder {
     }
 }
 
-/// Whether the end of a run says nothing yet of its occurrence. An attempt that another one `follows` is not the end of
-/// it, unless the lease was `lost`. A run that makes room for another one, which may begin on another instance, must not
-/// be told as failed after that has begun.
+/// Whether the end of a run says nothing yet of its occurrence. An attempt that another one `follows` is not the end
+/// of it, unless the lease was `lost`. A run that makes room for another one, which may begin on another instance, must
+/// not be told as failed after that has begun.
 fn is_untold(outcome: Outcome, follows: bool, lost: bool) -> bool {
     outcome == Outcome::Replaced || follows && !lost
 }

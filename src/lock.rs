@@ -666,7 +666,7 @@ impl LockClient {
         ask: impl Fn(bool) -> F,
     ) -> Result<WaitOutcome<T>, Error> {
         let deadline = Boottime::now() + wait;
-        let in_time = || Boottime::now() < deadline;
+        let is_over = || Boottime::now() >= deadline;
         let held = |owner: &str, remaining| WaitOutcome::Held {
             holder: name_of(owner).to_owned(),
             remaining,
@@ -694,7 +694,7 @@ impl LockClient {
             wakeup.mark_unchanged();
             let known = waiter
                 .known_holder()
-                .filter(|(owner, _)| in_time() && Some(&**owner) != me);
+                .filter(|(owner, _)| !is_over() && Some(&**owner) != me);
             let (holder, at) = match known {
                 Some(known) => known,
                 None => match ask(waiter.is_subscribed()).await {
@@ -705,14 +705,14 @@ impl LockClient {
                     Ok(WaiterTry::Held { owner, remaining }) => {
                         pauses.reset();
                         let at = free_at(Boottime::now(), remaining);
-                        if !in_time() {
+                        if is_over() {
                             return Ok(held(&owner, remaining));
                         }
                         waiter.note_holder(&wakeup, &owner, at);
                         (owner.into(), at)
                     }
                     // The store may come back while the caller waits, also if it was never there yet.
-                    Err(e) if e.is_transient() && in_time() => {
+                    Err(e) if e.is_transient() && !is_over() => {
                         tokio::select! {
                             () = thread.sleep(pauses.after_failure(AWAY.1)) => {}
                             () = thread.sleep_until(deadline) => return Err(e),
@@ -734,7 +734,7 @@ impl LockClient {
                 () = self.core.subscribe(key), if subscribe => waiter.has_subscribed(),
                 () = thread.sleep_until(at.min(deadline)) => waiter.forget_holder(&holder),
             }
-            if !in_time() && waiter.known_holder().is_some_and(|(h, _)| h == holder) {
+            if is_over() && waiter.known_holder().is_some_and(|(h, _)| h == holder) {
                 return Ok(held(&holder, left(at)));
             }
         }

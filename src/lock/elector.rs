@@ -716,10 +716,8 @@ impl Inner {
                     inner.held.send_replace(None);
                     return Ok(reply.value == Settlement::Done);
                 }
-                Err(e) if e.is_transient() && Boottime::now() < last => {
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-                Err(e) => return Err(e),
+                Err(e) if !e.is_transient() || Boottime::now() >= last => return Err(e),
+                Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
     }

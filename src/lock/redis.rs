@@ -596,8 +596,8 @@ impl Listener {
         }
     }
 
-    /// Messages that were published while there was no connection are lost. Waiters that are not confirmed yet ask again
-    /// anyway.
+    /// Messages that were published while there was no connection are lost. Waiters that are not confirmed yet ask
+    /// again anyway.
     fn may_have_missed(&self) -> impl Iterator<Item = &str> {
         let known = |key: &&str| !self.pending.iter().any(|(new, _)| new == key);
         self.wanted.iter().map(String::as_str).filter(known)

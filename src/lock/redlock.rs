@@ -396,11 +396,6 @@ impl RedlockGuard {
         if self.released.swap(true, SeqCst) {
             return Ok(Released::Before);
         }
-        let options = ReleaseOptions {
-            keep_for: Duration::ZERO,
-            check_expiry: !held,
-            unanswered: false,
-        };
         let timeout = self.timeout;
         // Each release continues to its end on the thread of the node's client, also if this future is dropped.
         let answers = join_all(self.shares.iter().map(|share| {
@@ -410,13 +405,12 @@ impl RedlockGuard {
                 self.owner.clone(),
             );
             let left = Share::of(&share.node, &key, &owner);
-            let unanswered = share.unanswered.load(SeqCst);
-            left.unanswered.store(unanswered, SeqCst);
-            let armed = share.armed.swap(false, SeqCst);
             let options = ReleaseOptions {
-                unanswered,
-                ..options
+                check_expiry: !held,
+                ..share.options()
             };
+            left.unanswered.store(options.unanswered, SeqCst);
+            let armed = share.armed.swap(false, SeqCst);
             let asked = async move {
                 if !armed {
                     left.disarm();
@@ -479,17 +473,21 @@ impl Share {
     fn disarm(&self) {
         self.armed.store(false, SeqCst);
     }
+
+    fn options(&self) -> ReleaseOptions {
+        ReleaseOptions {
+            unanswered: self.unanswered.load(SeqCst),
+            ..ReleaseOptions::default()
+        }
+    }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
         if self.armed.load(SeqCst) {
-            let unanswered = self.unanswered.load(SeqCst);
+            let options = self.options();
             let core = &self.node.core;
-            core.release_in_background(&self.key, &self.owner, move || ReleaseOptions {
-                unanswered,
-                ..ReleaseOptions::default()
-            });
+            core.release_in_background(&self.key, &self.owner, move || options);
         }
     }
 }
@@ -509,6 +507,17 @@ mod tests {
             let nodes = (0..nodes).map(|_| LockClient::open("redis://127.0.0.1:1").unwrap());
             assert_eq!(Redlock::new(nodes).unwrap().quorum(), quorum);
         }
+    }
+
+    #[test]
+    fn a_share_is_given_back_unless_it_was_disarmed() {
+        let node = LockClient::open("redis://127.0.0.1:1").unwrap();
+        let share = Share::of(&node, &"k".into(), &"me#1.2".into());
+        assert!(share.armed.load(SeqCst) && !share.options().unanswered);
+        share.unanswered.store(true, SeqCst);
+        assert!(share.options().unanswered);
+        share.disarm();
+        assert!(!share.armed.load(SeqCst));
     }
 
     #[test]
