@@ -915,7 +915,10 @@ mod tests {
         assert!(term.renew().await.unwrap());
         let inner = term.inner.clone();
         assert!(inner.remaining() > elector.lease.trust / 2);
-        assert!(term.settle(Outcome::Succeeded).await.unwrap());
+        assert!(term.settle(Outcome::Failed).await.unwrap());
+        let records = elector.store.history(&elector.job, 9).await.unwrap();
+        let told = records.iter().map(|r| (r.occurrence.0, r.outcome));
+        assert_eq!(told.collect::<Vec<_>>(), [(at, Outcome::Failed)]);
         assert_eq!(
             (inner.is_held(), inner.remaining()),
             (false, Duration::ZERO)

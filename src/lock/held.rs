@@ -440,7 +440,7 @@ impl HeldLock {
                     s.held.renewed(sent, now);
                     in_time
                 });
-                if in_time || self.phase() == Phase::Released || self.phase() == Phase::Releasing {
+                if in_time || matches!(self.phase(), Phase::Released | Phase::Releasing) {
                     return Ok(());
                 }
                 self.end(Phase::Lost);

@@ -103,6 +103,14 @@ fn valid_until(sent: Boottime, lease: Duration) -> Boottime {
     sent + (lease - drift)
 }
 
+/// For how long others hold the lock at most; zero if that is not known.
+fn held_for(failed: &Result<TryRedlock, Error>) -> Duration {
+    match failed {
+        Ok(TryRedlock::Held { remaining, .. }) => *remaining,
+        _ => Duration::ZERO,
+    }
+}
+
 /// Of others that hold the lock on some nodes, who lets a majority become free when their time is over, and the last
 /// one has to. None: nodes that do not answer may stay away, so there may be no majority even then.
 fn in_the_way(
@@ -173,11 +181,7 @@ impl Redlock {
                 Err(e) if !e.is_transient() => return Err(e),
                 failed => failed,
             };
-            let remaining = match &failed {
-                Ok(TryRedlock::Held { remaining, .. }) => *remaining,
-                _ => Duration::ZERO,
-            };
-            match retry.pause(&attempts.held_for(remaining)) {
+            match retry.pause(&attempts.held_for(held_for(&failed))) {
                 Some(pause) => self.nodes[0].core.thread.sleep(pause).await,
                 None => return failed,
             }
@@ -518,6 +522,18 @@ mod tests {
         assert!(share.options().unanswered);
         share.disarm();
         assert!(!share.armed.load(SeqCst));
+    }
+
+    #[test]
+    fn who_asks_again_is_told_for_how_long_others_have_it() {
+        let held = TryRedlock::Held {
+            votes: 1,
+            holder: "b".to_owned(),
+            remaining: Duration::from_secs(7),
+        };
+        assert_eq!(held_for(&Ok(held)), Duration::from_secs(7));
+        let have = Error::TooFewNodes { have: 2 };
+        assert_eq!(held_for(&Err(have)), Duration::ZERO);
     }
 
     #[test]
