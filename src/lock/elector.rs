@@ -108,8 +108,14 @@ struct Memory {
     seen: BTreeMap<Occurrence, ObservedLease>,
     /// The longest quarantine that any lease seen here needs.
     quarantine: Duration,
-    /// The store's incarnation and epoch, and when this instance first saw them.
-    epoch: Option<((Arc<str>, Arc<str>), Boottime)>,
+    /// The epoch of the store, and when this instance first saw it.
+    epoch: Option<(Epoch, Boottime)>,
+}
+
+#[derive(PartialEq)]
+struct Epoch {
+    incarnation: Arc<str>,
+    id: Arc<str>,
 }
 
 impl Memory {
@@ -458,7 +464,10 @@ impl Elector {
         let fleet = self.ask(look).await?;
         let first_seen = {
             let mut memory = self.memory();
-            let epoch = (fleet.incarnation.clone(), fleet.value.id.clone());
+            let epoch = Epoch {
+                incarnation: fleet.incarnation.clone(),
+                id: fleet.value.id.clone(),
+            };
             match &memory.epoch {
                 Some((known, since)) if *known == epoch => *since,
                 _ => {
