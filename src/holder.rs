@@ -944,6 +944,27 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_run_is_logged() {
+        use std::io::{Read, Seek};
+        let mut file = tempfile::tempfile().expect("a file");
+        let log = Arc::new(file.try_clone().expect("the same file"));
+        let log = tracing_subscriber::fmt().with_writer(log).with_ansi(false);
+        let (job, trigger) = (JobName::new("work"), crate::model::Trigger::Schedule);
+        tracing::subscriber::with_default(log.finish(), || {
+            for outcome in [Outcome::Succeeded, Outcome::Failed] {
+                let record = RunRecord::without_run(&job, Occurrence(1), trigger, outcome);
+                log_end(&record);
+            }
+        });
+        let mut text = String::new();
+        file.rewind().expect("a file");
+        file.read_to_string(&mut text).expect("a text");
+        let levels: Vec<_> = text.lines().map(|l| l.split_whitespace().nth(1)).collect();
+        assert_eq!(levels, [Some("INFO"), Some("WARN")], "{text}");
+        assert!(text.lines().all(|l| l.contains("ended job=work")), "{text}");
+    }
+
+    #[test]
     fn a_run_has_output_if_its_command_was_started() {
         let mut end = not_started(Outcome::Missed, "why");
         assert_eq!(

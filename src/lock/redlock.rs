@@ -153,7 +153,7 @@ impl Redlock {
     }
 
     /// Acquires the lock if a majority of the nodes grants it. If not, asks again as often as `retry` says, also when
-    /// too few nodes answered ([`Attempt::remaining`] is zero then).
+    /// too few nodes answered ([`Attempt::remaining`](super::Attempt::remaining) is zero then).
     ///
     /// Two callers that ask at the same time may get half of the nodes each, and both lose: use an
     /// [`ExponentialBackoff`](super::ExponentialBackoff) with jitter.

@@ -205,6 +205,28 @@ mod tests {
     }
 
     #[test]
+    fn of_what_is_dead_a_pass_leaves_nothing() {
+        let (mut child, process) = waiting(&[], ("MARK", "of a pass"));
+        let orphans = Orphans {
+            marker: "MARK=of a pass".to_owned(),
+            command: None,
+            group: None,
+            sole: false,
+            cgroup: None,
+            known: RefCell::default(),
+        };
+        let found: Vec<i32> = orphans.members().iter().map(|p| p.pid).collect();
+        assert_eq!(found, [process.pid]);
+        child.kill().expect("it waits");
+        let end = Boottime::now() + std::time::Duration::from_secs(60);
+        while Proc::read(process.pid).is_some_and(|p| p.alive()) {
+            assert!(Boottime::now() < end);
+        }
+        assert_eq!(orphans.pass(), Vec::<i32>::new());
+        assert_eq!(Proc::read(process.pid), None);
+    }
+
+    #[test]
     fn only_what_is_dead_and_ours_is_reaped() {
         let (mut child, mut process) = waiting(&[], ("MARK", ""));
         assert!(!reaped(&process));
