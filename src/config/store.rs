@@ -103,7 +103,10 @@ impl StoreRetry {
             false => pause,
         }
     }
+}
 
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+impl StoreRetry {
     /// How long the first try and all others may take, if each may take `within`.
     pub(crate) fn time_for_all(&self, within: Duration) -> Duration {
         within * (self.attempts + 1)
