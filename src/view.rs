@@ -458,6 +458,7 @@ pub(crate) struct JobView {
     pub decided_ahead: Option<Time>,
     /// The newest decided occurrence was skipped or missed.
     pub newest_not_run: bool,
+    /// The newest attempt that ended, or occurrence of which nobody knows whether it ran (`attempt` 0).
     pub last: Option<LastView>,
     pub running: Vec<RunView>,
     /// Occurrences that wait for their next attempt.
@@ -498,12 +499,14 @@ pub(crate) struct PassedOverView {
 pub(crate) struct LastView {
     pub occurrence: Time,
     pub attempt: u32,
-    pub run_id: RunId,
-    pub instance: InstanceId,
+    /// Null: nobody knows whether it ran, because the store lost its data.
+    pub run_id: Option<RunId>,
+    /// The one that ran it, or that recorded that nobody knows.
+    pub instance: Option<InstanceId>,
     pub outcome: Outcome,
     /// Null: its command was never started, or nobody knows.
     pub started_at: Option<Time>,
-    /// Of a run whose end nobody saw: when it was found dead.
+    /// Of a run whose end nobody saw: when it was found dead; if nobody knows of a run: the planned instant.
     pub finished_at: Time,
     /// From `started_at` to `finished_at`.
     pub duration_ms: Option<i64>,
@@ -525,6 +528,42 @@ pub(crate) struct PauseView {
     pub since: Time,
     pub until: Option<Time>,
     pub reason: Option<String>,
+}
+
+impl JobView {
+    /// A loss of the store's data takes the state of runs that end later, and are recorded all the same: the last run
+    /// is the newest of the state and of the records.
+    pub(crate) fn look_at_records(&mut self, recorded: Option<LastView>) {
+        let newer = |r: &LastView| {
+            let last = self.last.as_ref();
+            last.is_none_or(|l| r.run_id != l.run_id && r.finished_at > l.finished_at)
+        };
+        self.last = recorded.filter(newer).or_else(|| self.last.take());
+    }
+}
+
+impl LastView {
+    /// The newest of these records that is of a run, or of what may have run. `records`: newest first.
+    pub(crate) fn newest(records: impl IntoIterator<Item = RunRecord>) -> Option<Self> {
+        let mut all = records.into_iter();
+        let r = all.find(|r| may_have_run(r.attempt, r.outcome))?;
+        let end = r.finished_at.or(r.started_at).unwrap_or(r.occurrence.0);
+        Some(Self {
+            occurrence: r.occurrence.into(),
+            attempt: r.attempt,
+            run_id: r.run_id,
+            instance: r.instance,
+            outcome: r.outcome,
+            started_at: r.started_at.map(Time),
+            finished_at: Time(end),
+            duration_ms: r.duration_ms,
+        })
+    }
+}
+
+/// Whether such a record is of a run, or of what may have run.
+pub(crate) fn may_have_run(attempt: u32, outcome: Outcome) -> bool {
+    attempt > 0 || outcome == Outcome::Unknown
 }
 
 /// The view of a job at `now` (Unix ms of the store's clock). `job`: what the caller's configuration says of it, if it
@@ -570,8 +609,8 @@ pub(crate) fn job(
         last: st.last.as_ref().map(|l| LastView {
             occurrence: l.occurrence.into(),
             attempt: l.attempt,
-            run_id: l.run,
-            instance: l.instance.clone(),
+            run_id: Some(l.run),
+            instance: Some(l.instance.clone()),
             outcome: l.outcome,
             started_at: l.started.map(Time),
             finished_at: Time(l.ended()),

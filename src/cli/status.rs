@@ -10,10 +10,13 @@ use crate::{
     acts,
     logic::{belief::NEAR, coming::SKIPS_COUNTED},
     model::JobName,
-    store::observe_each,
-    view::{self, InstanceView, JobView, LacksView, PauseView, StatusView},
+    store::{observe_each, records_each},
+    view::{self, InstanceView, JobView, LacksView, LastView, PauseView, StatusView},
     words::{self, command},
 };
+
+/// How many records are read of a job whose state has no last run: the newest ones may be of what did not run.
+const RECORDS: usize = 10;
 
 pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     let (fleet, _) = ctx.fleet().await?;
@@ -39,6 +42,20 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     );
     for j in &mut status.jobs {
         j.unreadable = unreadable.remove(&j.job);
+    }
+    // Their states would say it, had the store not lost its data since the runs began.
+    let lacks = |j: &&JobView| j.last.is_none() && j.known;
+    let names: Vec<JobName> = (status.jobs.iter().filter(lacks))
+        .map(|j| j.job.clone())
+        .collect();
+    let records = ctx
+        .ask(async || records_each(&*ctx.store, &names, RECORDS).await)
+        .await?;
+    for (of, records) in records {
+        let mut jobs = status.jobs.iter_mut();
+        if let Some(j) = jobs.find(|j| j.job == names[of]) {
+            j.look_at_records(LastView::newest(records));
+        }
     }
     status.problems = ctx.problems().await;
     if !ctx.config.channels.is_empty() {

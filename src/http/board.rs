@@ -41,7 +41,7 @@ use crate::{
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Asking, Changed},
-    view::{self, Clock, EpochView, InstanceView, JobView, LacksView, Time},
+    view::{self, Clock, EpochView, InstanceView, JobView, LacksView, LastView, Time},
     vitals::Pulse,
 };
 
@@ -1058,6 +1058,7 @@ impl Entry {
             view.lapsed = lapsed && !view.running.is_empty();
         }
         view.unreadable = self.unreadable.clone();
+        view.look_at_records(last(&self.job.recent));
         let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
         let after = |t: Time| t.0 + AFTER_INSTANT_MS;
         let next = view.next.map(after);
@@ -1070,6 +1071,24 @@ impl Entry {
         self.due = [ends, next, passed, lapses].into_iter().flatten().min();
         std::mem::replace(&mut self.job.view, view)
     }
+}
+
+/// The newest of these that is of a run, or of what may have run.
+fn last(recent: &Recents) -> Option<LastView> {
+    let r = recent
+        .iter()
+        .find(|r| view::may_have_run(r.attempt, r.outcome))?;
+    let end = view::Attempt::ended(&r).or(r.started_at);
+    Some(LastView {
+        occurrence: r.occurrence,
+        attempt: r.attempt,
+        run_id: r.run_id,
+        instance: r.instance,
+        outcome: r.outcome,
+        started_at: r.started_at,
+        finished_at: end.unwrap_or(r.occurrence),
+        duration_ms: r.duration_ms,
+    })
 }
 
 /// The occurrence that a feed item is about.

@@ -402,6 +402,7 @@ fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
     let last = all().filter_map(|v| Some(([("job", v.job.as_str())], v.last.as_ref()?)));
     let ended = last
         .clone()
+        .filter(|(_, last)| last.run_id.is_some())
         .map(|(labels, last)| (labels, seconds(last.finished_at.0)));
     let help = "When a run of the job last ended, on any instance";
     gauges(

@@ -88,6 +88,9 @@ function Ended({ job, asks }) {
   const { last } = job;
   const run = useRun(job.job, asks && last?.run_id);
   if (!last) return null;
+  if (!last.run_id) {
+    return html`<span><b class="x-unknown">Nobody knows</b> whether it ran: the store lost its data</span>`;
+  }
   const tail = run && (run.error ? clean(run.error) : lastLine(run.output_tail));
   return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${word(last.outcome)}</b> on <${On}
     id=${last.instance} />
