@@ -270,6 +270,12 @@ impl Figures {
         }
     }
 
+    /// This instance recorded so many occurrences as `unknown`, because the store lost its data.
+    pub fn lost(&self, n: u64) {
+        self.not_run
+            .add((Outcome::Unknown.as_str(), cause(LOST)), n);
+    }
+
     /// So many spans were sent, refused by their receiver, or dropped because too many waited.
     #[cfg(feature = "notify")]
     pub(crate) fn spans(&self, what: &'static str, n: u64) {
