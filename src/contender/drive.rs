@@ -122,7 +122,8 @@ impl Contender {
         self.prepared
             .decided(job, &target, matches!(ended, ContestEnd::Won(_)));
         let draining = self.draining();
-        self.state(job, |s| s.ended(&target, &ended, draining));
+        let now = self.shown_ms();
+        self.state(job, |s| s.ended(&target, &ended, draining, now));
         ended
     }
 

@@ -61,17 +61,15 @@ impl Contender {
             Target::Scheduled(at) => *at,
             Target::Manual { key, .. } => return self.trigger_waited(job, key),
         };
-        let of = |s: &mut JobState| {
-            let away = s.is_troubled() || s.was_kept_back(at);
-            (s.definition.clone(), away)
-        };
-        let Some((definition, away)) = self.state(job, of) else {
+        let now = self.shown_ms();
+        let of = |s: &mut JobState| (s.definition.clone(), s.away_until(at, now));
+        let Some((definition, away_until)) = self.state(job, of) else {
             return Waits::default();
         };
         let (schedules, jitter) = (&definition.schedules, definition.jitter);
         let meant = start_at_ms(job.as_str(), schedules, at, jitter).saturating_sub(at.0);
-        let late = self.shown_ms().saturating_sub(at.0);
-        Waits::before(late, meant, ask.trigger, away)
+        let since = |ms: i64| ms.saturating_sub(at.0);
+        Waits::before(since(now), meant, ask.trigger, since(away_until))
     }
 
     /// The same of a trigger: first for an instance, and then for those before it.

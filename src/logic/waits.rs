@@ -12,19 +12,20 @@ pub struct Waits([Duration; Wait::ALL.len()]);
 
 impl Waits {
     /// Those of an occurrence whose contest begins `ms` after its planned instant. `jitter`: how much of that was
-    /// meant; `away`: the store answers no claims of its job, or granted nothing at that instant.
-    pub fn before(ms: i64, jitter: i64, trigger: Trigger, away: bool) -> Self {
+    /// meant; `away`: for how much of it the store answered no claims of its job, or granted nothing.
+    pub fn before(ms: i64, jitter: i64, trigger: Trigger, away: i64) -> Self {
         let mut waits = Self::default();
         let of = |ms: i64| Duration::from_millis(ms.max(0) as u64);
         let jitter = jitter.clamp(0, ms.max(0));
         waits.add(Wait::Jitter, of(jitter));
+        let away = away.clamp(jitter, ms.max(jitter));
+        waits.add(Wait::StoreAway, of(away - jitter));
         let wait = match trigger {
-            _ if away => Wait::StoreAway,
             Trigger::CatchUp => Wait::Overdue,
             // Behind the occurrences before it.
             _ => Wait::Overlap,
         };
-        waits.add(wait, of(ms.saturating_sub(jitter)));
+        waits.add(wait, of(ms.saturating_sub(away)));
         waits
     }
 
@@ -84,13 +85,20 @@ mod tests {
             waits.longest().map(|(wait, _)| wait)
         };
         let (schedule, caught) = (Trigger::Schedule, Trigger::CatchUp);
-        assert_eq!(before(0, 0, schedule, false), None);
-        assert_eq!(before(-3, 30, schedule, true), None);
-        assert_eq!(before(30_000, 30_000, schedule, false), Some(Wait::Jitter));
-        assert_eq!(before(70_000, 30_000, schedule, false), Some(Wait::Overlap));
-        assert_eq!(before(70_000, 30_000, caught, false), Some(Wait::Overdue));
-        assert_eq!(before(70_000, 0, caught, true), Some(Wait::StoreAway));
-        let mut waits = Waits::before(2000, 2000, schedule, false);
+        assert_eq!(before(0, 0, schedule, 0), None);
+        assert_eq!(before(-3, 30, schedule, 30), None);
+        assert_eq!(before(30_000, 30_000, schedule, 0), Some(Wait::Jitter));
+        assert_eq!(before(70_000, 30_000, schedule, 0), Some(Wait::Overlap));
+        assert_eq!(before(70_000, 30_000, caught, 0), Some(Wait::Overdue));
+        assert_eq!(before(70_000, 0, caught, 70_000), Some(Wait::StoreAway));
+        // The store answered again a while ago.
+        assert_eq!(
+            before(70_000, 10_000, caught, 45_000),
+            Some(Wait::StoreAway)
+        );
+        assert_eq!(before(70_000, 10_000, caught, 35_000), Some(Wait::Overdue));
+        assert_eq!(before(70_000, 10_000, caught, 9000), Some(Wait::Overdue));
+        let mut waits = Waits::before(2000, 2000, schedule, 0);
         waits.add(Wait::Slot, s(3));
         waits.add(Wait::Host, s(4));
         assert_eq!(waits.longest(), Some((Wait::Host, s(4))));
@@ -99,6 +107,6 @@ mod tests {
         // It may start so late without being late.
         waits.add(Wait::Jitter, s(100));
         assert_eq!(waits.cause(), Some(Wait::Slot));
-        assert_eq!(Waits::before(9, 9, schedule, false).cause(), None);
+        assert_eq!(Waits::before(9, 9, schedule, 0).cause(), None);
     }
 }

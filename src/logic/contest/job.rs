@@ -349,6 +349,8 @@ pub struct JobState {
     awaited: BTreeSet<Occurrence>,
     /// The job cannot be claimed or registered.
     pub(super) trouble: Noted,
+    /// When the last trouble was over, Unix ms.
+    trouble_until: i64,
     /// The job is not claimed, because the store must not be relied on.
     pub(super) noted_unreliable: Noted,
     /// The triggers that wait.
@@ -385,6 +387,7 @@ impl JobState {
             owed: None,
             awaited: BTreeSet::new(),
             trouble: Noted::default(),
+            trouble_until: 0,
             noted_unreliable: Noted::default(),
             triggers: BTreeMap::new(),
             triggered: vec![],
@@ -653,9 +656,23 @@ impl JobState {
     pub fn was_kept_back(&self, at: Occurrence) -> bool {
         at.0 <= self.lost_until
     }
+    /// Until when an occurrence waited for the store, Unix ms: it refused what was asked about the job, or could not be
+    /// reached, or granted nothing at that instant.
+    pub fn away_until(&self, at: Occurrence, now_ms: i64) -> i64 {
+        match self.is_troubled() || self.was_kept_back(at) {
+            true => now_ms,
+            false => self.trouble_until,
+        }
+    }
     /// The store refuses what is asked about the job, or cannot be reached.
     pub fn is_troubled(&self) -> bool {
         !self.trouble.is_new()
+    }
+    fn trouble_is_over(&mut self, now_ms: i64) {
+        if self.is_troubled() {
+            self.trouble_until = now_ms;
+            self.trouble.over();
+        }
     }
 
     /// The store refuses to register the job. True: no trouble was noted before.
@@ -796,7 +813,7 @@ impl JobState {
         self.find_own_grants(state, &mut follows);
         // Only now: nothing newer may be claimed before the overdue occurrences are in the queue.
         self.standing = Standing::Registered;
-        self.trouble.over();
+        self.trouble_is_over(now_ms);
         self.change();
         follows.ask_again.extend(
             state
@@ -1020,8 +1037,8 @@ impl JobState {
         self.queue.unfolded(unfolded, now_ms, asked);
     }
 
-    /// How the claim that [`JobState::next`] named has ended. `draining`: this instance takes nothing new.
-    pub fn ended(&mut self, target: &Target, ended: &ContestEnd, draining: bool) {
+    /// How the claim that [`JobState::next`] named has ended, at `now_ms`. `draining`: this instance takes nothing new.
+    pub fn ended(&mut self, target: &Target, ended: &ContestEnd, draining: bool, now_ms: i64) {
         match ended {
             ContestEnd::Undecided => self.queue.outage(),
             // Other instances claim now. This one learns what they decided, and what nobody did, when it claims again.
@@ -1035,7 +1052,7 @@ impl JobState {
             | ContestEnd::Lost { .. }
             | ContestEnd::Settled
             | ContestEnd::Recorded(_) => {
-                self.trouble.over();
+                self.trouble_is_over(now_ms);
                 self.queue.done(target);
                 if let Target::Manual { key, .. } = target {
                     self.triggers.remove(key);

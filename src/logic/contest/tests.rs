@@ -1294,6 +1294,8 @@ fn a_standing_keeps_what_it_needs() {
     assert_eq!(plan_after, Some(Occurrence(NOON + 2500)));
     assert_eq!(says(&job), (true, true, None));
     assert!(!job.is_troubled());
+    // What was planned meanwhile has waited for the store, until now.
+    assert_eq!(job.away_until(Occurrence(NOON), NOON + 9000), NOON + 2500);
     // After a loss it is not new.
     job.lost();
     let follows = job.registered(&definition, &state, &epoch("1"), NOON + 2500);
@@ -1529,8 +1531,15 @@ fn a_claim_that_has_an_end_ends_what_was_noted() {
         let target = trigger.target.clone();
         assert!(job.due(trigger, NOON));
         assert!(job.refused(Boottime(1)));
-        job.ended(&target, &end, false);
+        job.ended(&target, &end, false, NOON + 700);
         assert_eq!(job.is_troubled(), !over, "{end:?}");
+        // So long what is claimed next has waited for the store, too.
+        let until = if over { NOON + 700 } else { NOON + 900 };
+        assert_eq!(
+            job.away_until(Occurrence(NOON), NOON + 900),
+            until,
+            "{end:?}"
+        );
         let waiting = job.registration(&me, &epoch("2")).remembered.triggers;
         assert_eq!(waiting.is_empty(), over, "{end:?}");
     }
@@ -1539,7 +1548,7 @@ fn a_claim_that_has_an_end_ends_what_was_noted() {
     let trigger = job.triggered("k", NOON, Boottime(1));
     let target = trigger.target.clone();
     assert!(job.due(trigger, NOON));
-    job.ended(&target, &ContestEnd::Draining, true);
+    job.ended(&target, &ContestEnd::Draining, true, NOON);
     let waiting = job.registration(&me, &epoch("2")).remembered.triggers;
     assert_eq!(waiting, []);
 }
@@ -1743,7 +1752,7 @@ fn a_drain_empties_the_queue_and_nothing_else_does() {
             missed: vec![],
         };
         assert!(job.due(due, NOON));
-        job.ended(&target, &end, draining);
+        job.ended(&target, &end, draining, NOON);
         assert_eq!(matches!(job.next(NOON), Next::Ask(_)), left, "{end:?}");
     }
 }

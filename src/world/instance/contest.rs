@@ -256,6 +256,7 @@ impl World {
     /// Flights that are over.
     pub(super) fn land(&mut self, i: usize, job: &JobName) -> bool {
         let now = self.now;
+        let now_ms = self.instances[i].believed_ms(now).unwrap_or_default();
         let draining = self.instances[i].draining || self.instances[i].stopping;
         let h = self.here(i, job);
         let mut busy = false;
@@ -290,7 +291,7 @@ impl World {
                 }
                 continue;
             }
-            h.state.ended(&ask.target, &ended, draining);
+            h.state.ended(&ask.target, &ended, draining, now_ms);
             h.driven = None;
             h.driver = Pause::NONE;
             match ended {
