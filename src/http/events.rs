@@ -207,6 +207,7 @@ enum EventKind {
     Ended,
     Missed,
     Skipped,
+    Unknown,
     Triggered,
     Paused,
     Resumed,

@@ -4,7 +4,7 @@ use super::{Recent, at, recent::Recents};
 use crate::{
     http::events::Feed,
     logic::claim::{OWN_KEY, Open, Pause, State, StopRequest, Triggered},
-    model::{RunId, Trigger},
+    model::{Outcome, RunId, Trigger},
     view::{InstanceView, Time},
 };
 
@@ -210,7 +210,8 @@ pub(super) fn records(known: &[Recent], newest: &[Recent]) -> Fed {
         };
         let kind = match (ran, r.outcome) {
             (true, _) => "ended",
-            (false, crate::model::Outcome::Skipped) => "skipped",
+            (false, Outcome::Skipped) => "skipped",
+            (false, Outcome::Unknown) => "unknown",
             (false, _) => "missed",
         };
         (kind, feed)

@@ -22,6 +22,8 @@ const KINDS = {
     id=${e.instance} />${at(e)}${attempt(e)}${
     e.duration_ms != null ? `, took ${took(e.duration_ms)}` : ''}${e.exit_code ? `, exit ${e.exit_code}` : ''}`],
   missed: [() => 'missed', 'not', (e) => html`<b class="x-missed">missed</b>${at(e)}${more(e)}${because(e)}`],
+  unknown: [() => 'unknown', 'not', (e) => html`<b class="x-unknown">unknown</b>${at(e)}${more(e)}: the store lost its
+    data, so nobody knows whether ${e.count > 1 ? 'they' : 'it'} ran`],
   skipped: [() => 'skipped', 'not', (e) => html`skipped${at(e)}${more(e)}${because(e)}`],
   awaited: [() => 'retry', 'runs', (e) => html`will be tried again${e.next_at ? ` at ${when(ms(e.next_at), now())}`
     : ''}${at(e)}${attempt(e)}`],
@@ -51,7 +53,7 @@ const KINDS = {
 const CHIPS = [['runs', 'running', 'Runs'], ['not', 'missed', 'Not run'], ['bad', 'failed', 'Went wrong'], ['acts',
   'play', 'Acts'], ['fleet', 'succeeded', 'Fleet']];
 const went = (e) => (e.kind === 'ended' && !['succeeded', 'cancelled', 'replaced'].includes(e.outcome))
-  || e.kind === 'missed' || e.kind === 'undelivered' || e.kind === 'lacks_jobs'
+  || e.kind === 'missed' || e.kind === 'unknown' || e.kind === 'undelivered' || e.kind === 'lacks_jobs'
   || e.kind === 'instance_silent' || (e.kind === 'store' && !e.reachable);
 const has = (e, f) => !f || (f === 'bad' ? went(e) : (KINDS[e.kind]?.[1] ?? 'fleet') === f);
 
