@@ -1100,6 +1100,7 @@ pub(super) fn at(o: Occurrence) -> Option<Time> {
 mod tests {
     use super::*;
     use crate::{
+        logic::claim,
         store::{Fleet, Info, LIVE_WITHIN_MS, Reply},
         vitals::Away,
     };
@@ -1123,6 +1124,91 @@ mod tests {
             e.job.write(&mut written).expect("JSON");
             let serialized = serde_json::to_vec(&e.job).expect("JSON");
             assert_eq!(String::from_utf8(written), String::from_utf8(serialized));
+        }
+    }
+
+    /// A loss of the store's data took the state of a run, or all that was known of an occurrence.
+    #[test]
+    fn the_last_run_is_the_newest_of_the_state_and_the_records() {
+        let name = JobName::new("a");
+        let at = 1_795_176_000_000;
+        let instance = Some(InstanceId::new("i"));
+        let without = |ms: i64, outcome| RunRecord {
+            instance: instance.clone(),
+            ..RunRecord::without_run(&name, Occurrence(at + ms), Trigger::Schedule, outcome)
+        };
+        let ran = |ms: i64, outcome| RunRecord {
+            run_id: Some(RunId(uuid::Uuid::from_u128(ms as u128))),
+            attempt: 1,
+            ..without(ms, outcome).lasting(Some(at + ms + 5), Some(at + ms + 50))
+        };
+        let state = |ms: i64| claim::Last {
+            occurrence: Occurrence(at + ms),
+            attempt: 1,
+            run: RunId(uuid::Uuid::from_u128(ms as u128)),
+            instance: InstanceId::new("i"),
+            outcome: Outcome::Succeeded,
+            from: at + ms + 5,
+            started: Some(at + ms + 5),
+            to: at + ms + 40,
+            ended: None,
+        };
+        let (lost, missed) = (Outcome::LeaseLost, Outcome::Missed);
+        let unknown = Outcome::Unknown;
+        for (last, records, shown) in [
+            (None, vec![], None),
+            (None, vec![without(0, missed)], None),
+            (
+                None,
+                vec![without(100, missed), ran(0, lost)],
+                Some((lost, 1)),
+            ),
+            (
+                None,
+                vec![without(100, unknown), ran(0, lost)],
+                Some((unknown, 0)),
+            ),
+            (
+                Some(state(100)),
+                vec![ran(0, lost)],
+                Some((Outcome::Succeeded, 1)),
+            ),
+            (
+                Some(state(100)),
+                vec![without(0, unknown)],
+                Some((Outcome::Succeeded, 1)),
+            ),
+            // The record of the same run.
+            (
+                Some(state(100)),
+                vec![ran(100, lost)],
+                Some((Outcome::Succeeded, 1)),
+            ),
+            (Some(state(0)), vec![ran(100, lost)], Some((lost, 1))),
+            (
+                Some(state(0)),
+                vec![without(100, unknown)],
+                Some((unknown, 0)),
+            ),
+        ] {
+            let st = State {
+                last,
+                newest: at + 100,
+                ..State::default()
+            };
+            let mut e = Entry::new(&name, None, at);
+            let _ = e.take(
+                Ok(Some(st.clone())),
+                Some(Records::All(records.clone())),
+                at,
+                &"".into(),
+            );
+            let of = |last: &Option<LastView>| last.as_ref().map(|l| (l.outcome, l.attempt));
+            assert_eq!(of(&e.job.view.last), shown, "{records:?}");
+            // As `status` does it.
+            let mut view = view::job(&name, None, Some(&st), at, "");
+            view.look_at_records(LastView::newest(records));
+            assert_eq!(view.last, e.job.view.last);
         }
     }
 

@@ -338,6 +338,17 @@ mod tests {
     }
 
     #[test]
+    fn what_a_loss_of_data_leaves_unknown_has_its_cause() {
+        let f = Figures::default();
+        f.lost(3);
+        let of = |pair| f.not_run.read().into_iter().find(|(key, _)| *key == pair);
+        assert_eq!(
+            of(("unknown", "state_loss")),
+            Some((("unknown", "state_loss"), 3))
+        );
+    }
+
+    #[test]
     fn a_late_start_has_one_cause() {
         let f = Figures::default();
         let waits = |all: &[(Wait, u64)]| {

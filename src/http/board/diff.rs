@@ -396,6 +396,23 @@ mod tests {
     }
 
     #[test]
+    fn what_became_of_an_occurrence_without_a_run_is_told_by_its_outcome() {
+        let record = |outcome| {
+            let job = crate::model::JobName::new("a");
+            let at = Occurrence(90);
+            crate::model::RunRecord::without_run(&job, at, Trigger::Schedule, outcome)
+        };
+        for (outcome, kind) in [
+            (Outcome::Missed, "missed"),
+            (Outcome::Skipped, "skipped"),
+            (Outcome::Unknown, "unknown"),
+        ] {
+            let fed = records(&[], &[record(outcome).into()]);
+            assert_eq!(kinds(&fed), [kind]);
+        }
+    }
+
+    #[test]
     fn what_people_ask_for_is_told() {
         let resumed = |at| State {
             resumed: at,

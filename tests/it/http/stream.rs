@@ -1,5 +1,7 @@
 //! The stream of events: it can be resumed, tells of reloads, and of a store that goes and comes back.
 
+use std::time::Duration;
+
 use rustix::process::Signal;
 
 use super::client::get;
@@ -271,7 +273,51 @@ fn a_run_whose_lease_the_store_lost_is_shown_when_it_is_recorded() {
     fleet.wait_record("job", "lease_lost");
     let ended = stream.of_job("ended", "job");
     assert_eq!(ended.data["outcome"], "lease_lost");
-    assert_eq!(shown(other)["recent"][0]["outcome"], "lease_lost");
+    // Wherever it is asked for.
+    let job = shown(other);
+    assert_eq!(job["recent"][0]["outcome"], "lease_lost");
+    assert_eq!(job["last"]["outcome"], "lease_lost");
+    let status = fleet.json(&["status", "--json"]);
+    assert_eq!(status["jobs"][0]["last"], job["last"]);
+    let metrics = get(&at[other], "/metrics").send().text();
+    let failed = "\nsoloist_job_last_run_failed{job=\"job\"} 1\n";
+    assert!(metrics.contains(failed), "{metrics}");
+}
+
+/// What was planned while the store was away, and came back with nothing.
+#[test]
+fn what_a_loss_of_data_leaves_unknown_is_told_and_counted() {
+    let mut fleet = fleet(1)
+        .http("listen = \"unix:{id}.sock\"")
+        .job("job", &format!("{JOB}\nlease = \"2s\""))
+        .start();
+    let at = fleet.http(0);
+    let mut stream = get(&at, "/api/v1/events").stream();
+    stream.of_job("ended", "job");
+    fleet.server().kill();
+    stream.wait("the store is gone", |e| {
+        e.kind == "store" && e.data["reachable"] == false
+    });
+    std::thread::sleep(Duration::from_secs(2));
+    fleet.server().revive(None);
+    let told = stream.of_job("unknown", "job");
+    assert_eq!(told.data["outcome"], "unknown", "{told:?}");
+    let document = get(&at, "/api/v1/openapi.json").of(200);
+    let kinds = &document["components"]["schemas"]["EventKind"]["enum"];
+    assert!(
+        kinds
+            .as_array()
+            .is_some_and(|all| all.contains(&"unknown".into()))
+    );
+    let records = fleet.history("job");
+    let unknown = records.iter().filter(|r| r["outcome"] == "unknown");
+    let count: u64 = unknown.map(|r| r["count"].as_u64().unwrap_or(1)).sum();
+    assert!(count > 1, "{records:?}");
+    let labels = "{outcome=\"unknown\",cause=\"state_loss\"}";
+    let counted = format!("\nsoloist_not_run_total{labels} {count}\n");
+    wait_until("its instance counts them", GENEROUS, || {
+        get(&at, "/metrics").send().text().contains(&counted)
+    });
 }
 
 /// The others do not wait until it says so itself: it has stopped.
