@@ -327,7 +327,7 @@ async function storeAway() {
   saw(`the store away: “${await until('the alert', () =>
     document.querySelector('.banner')?.textContent.trim())}”, “${await text('.verdict')}”`);
   await go('#/job/talks');
-  const said = await until('what is said of its runs', () => /nobody can say what ran|nothing (ran )?yet/i.exec(
+  const said = await until('what is said of its runs', () => /nobody can say what ran|nothing (has run )?yet/i.exec(
     document.querySelector('main').textContent)?.[0]);
   if (/nothing/i.test(said)) troubles.push('without the store, a job that ran counts as one that did not');
   up();
@@ -414,6 +414,42 @@ async function tab(address, credential, f) {
     await context.close();
     page = before;
   }
+}
+
+/** An instance that gives no stream, because all are taken, is not one that does not answer. */
+async function streamsTaken() {
+  if (!own) return;
+  await tab(url, token, async () => {
+    await page.evaluateOnNewDocument(() => {
+      const real = window.fetch;
+      const taken = JSON.stringify({ detail: 'all streams are open', hint: 'close one' });
+      window.fetch = (to, init) => (/\/events$/.test(to) ? Promise.resolve(new Response(taken, { status: 503 }))
+        : real(to, init));
+    });
+    await page.reload({ waitUntil: 'domcontentloaded' });
+    const said = await until('the alert', () => document.querySelector('.banner')?.textContent.trim());
+    if (/not answer/.test(said) || !/all streams are open: close one/.test(said)) {
+      troubles.push(`all streams are taken: “${said}”`);
+    }
+    saw(`all streams are taken: “${said}”`);
+  });
+}
+
+/** On a phone each day keeps its number in one line, and each date its name. */
+async function narrowJob() {
+  await go('#/job/quick');
+  await page.setViewport({ width: 390, height: 844 });
+  const high = await until('the days', () => {
+    const all = [...document.querySelectorAll('.days > * > span')];
+    return all.length === 30 && all.filter((s) => s.offsetHeight > 14 || getComputedStyle(s).whiteSpace !== 'nowrap')
+      .map((s) => s.textContent).concat(['']);
+  });
+  if (high.length > 1) troubles.push(`days of a job on a phone are broken: ${high}`);
+  const names = await page.evaluate(() => [...document.querySelectorAll('.hist-bar label')].map((l) =>
+    l.innerText.trim()));
+  if (names.join() !== 'From,To') troubles.push(`the dates of the history are named “${names}”`);
+  await page.setViewport({ width: 1440, height: 900 });
+  saw(`the days and dates of a job on a phone: ${names}`);
 }
 
 /** Whoever may only look is told why, and no button, key or command of the palette asks for anything. */
@@ -640,8 +676,8 @@ try {
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
-    readers, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance];
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
+    readers, streamsTaken, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance];
   for (const step of steps) await step();
   const findings = await looks();
   saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);

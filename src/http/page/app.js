@@ -60,6 +60,13 @@ export function switchTheme() {
 function Banner() {
   useTopics('link');
   const { link, store, asOf } = known;
+  // Only an instance that answers says what to do.
+  if (!link.up && link.hint) {
+    return html`<div class="banner" role="alert"><${Icon} k="lease_lost" /><div><b>The instance answers, but does not
+      tell this page what changes.</b> <${Txt}>${link.error}<//>: <${Txt}>${link.hint}<//>. Actions are
+        off.</div><span class="sp"></span>
+      <span class="t2">asking again in <${Live} f=${(n) => left(link.retryAt - n)} /></span></div>`;
+  }
   if (!link.up && !link.first) {
     return html`<div class="banner" role="alert"><${Icon} k="lease_lost" /><div><b>This page has lost its instance
       ${' '}for <${Live} f=${(n) => lasting(n - link.since)} />.</b> The fleet goes on without
@@ -91,7 +98,7 @@ function Enter() {
     try {
       setError(await enter(text));
     } catch (err) {
-      setError(String(err.message || err));
+      setError([err.message || err, err.hint].filter(Boolean).join(': '));
     }
   };
   return html`<main id="main"><form class="enter" onSubmit=${send}>

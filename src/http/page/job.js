@@ -236,9 +236,9 @@ function History({ job, items, query, selected, more }) {
         on: e.target.value })}>
         <option value="">on any instance</option>${instances.map((i) => html`<option key=${i}
           value=${i}>${short(i)}</option>`)}</select>
-      ${ages.map(([k, text]) => html`<input key=${k} class="in" type="date" aria-label=${`${text} which day`}
-        data-tip=${text} value=${query[k] || ''}
-        max=${date(now())} onChange=${(e) => setQuery({ [k]: e.target.value })} />`)}
+      ${ages.map(([k, text]) => html`<label key=${k} class="t2">${text} <input class="in" type="date"
+        aria-label=${`${text} which day`} value=${query[k] || ''} max=${date(now())}
+        onChange=${(e) => setQuery({ [k]: e.target.value })} /></label>`)}
     </div>
     ${list.length ? html`<table class="rows hist"><caption class="sr">History
       of ${clean(job)}</caption><thead><tr><th>Outcome</th><th>Planned</th>
@@ -252,7 +252,7 @@ function History({ job, items, query, selected, more }) {
         onClick=${() => (list.length > shown ? show(shown + 150) : more())}>Older</button></p>`}`
     : html`<p class="none">${any ? html`Nothing matches. <button type="button" class="btn s" onClick=${() => setQuery({
       out: '', on: '', from: '', to: '' })}>Show all</button>`
-      : html`Nothing ran yet${known.jobs.get(job)?.next ? `; it first will at ${when(ms(known.jobs.get(job).next),
+      : html`Nothing has run yet${known.jobs.get(job)?.next ? `; the next run is planned for ${when(ms(known.jobs.get(job).next),
         now())}` : ''}.`}</p>`}
   </div>`;
 }

@@ -23,7 +23,7 @@ const WORDS = {
   unreadable: 'cannot be read', ahead: 'does not start',
   new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
     manual: 'runs only when triggered',
-  none: 'nothing ran yet', lapsed: 'its holder is gone', again: 'failed, runs again',
+  none: 'has not run yet', lapsed: 'its holder is gone', again: 'failed, runs again',
   elsewhere: 'on other instances',
 };
 /** A state or an outcome, in words. */
@@ -47,16 +47,18 @@ export function judge(job, now) {
   }
   // Without an end it lasts until it is resumed.
   if (job.paused && (ms(job.paused.until) ?? Infinity) > now) return is('paused', 'paused');
-  if (!job.enabled) return is('off', 'well', 'off');
+  // What never ran cannot be well.
+  const calm = job.last ? 'well' : 'never';
+  if (!job.enabled) return is('off', calm, 'off');
   if (job.awaited.length) return is('retry', 'attention');
   const newest = job.recent?.[0];
   if (newest && newest.outcome === 'missed') return is('missed', 'attention', 'missed', false);
   const last = job.last?.outcome;
   if (BAD.includes(last)) return is(last, 'attention');
-  if (job.elsewhere && !last) return is('elsewhere', 'well', 'drift');
-  if (!job.known) return is('new', 'well', 'planned');
-  if (job.quarantined) return is('quarantined', 'well', 'planned');
-  if (!last) return is(job.schedule.length ? 'none' : 'manual', 'well', 'planned');
+  if (job.elsewhere && !last) return is('elsewhere', calm, 'drift');
+  if (!job.known) return is('new', calm, 'planned');
+  if (job.quarantined) return is('quarantined', calm, 'planned');
+  if (!last) return is(job.schedule.length ? 'none' : 'manual', calm, 'planned');
   if (job.newest_not_run && newest) return is(newest.outcome, 'well');
   return is(last, 'well');
 }

@@ -14,8 +14,9 @@ import { useKeys } from './keys.js';
 /** The sentence that says whether somebody must do something. */
 export function verdict() {
   const { fleet, jobs, store, link: line, states } = known;
+  if (!fleet && line.hint) return 'The instance refuses this page';
   if (!fleet) return line.error ? 'The instance does not answer' : 'Asking …';
-  if (!line.up && !line.first) return 'This page has lost its instance';
+  if (!line.up && !line.first && !line.hint) return 'This page has lost its instance';
   if (!store.reachable) return 'Nothing starts until the store answers';
   if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
   const epoch = known.instances?.epoch || fleet.epoch;
@@ -105,8 +106,8 @@ function Unwell({ job }) {
   const ran = byOccurrence(job.recent).filter((r) => r.outcome === 'succeeded' || BAD.includes(r.outcome)).reverse();
   const well = ran.find((r) => r.outcome === 'succeeded');
   const bad = well ? ran.indexOf(well) : ran.length;
-  if (bad < 2) return html`<span class="t2">Planned ${when(at, n)}, not done for <${Since} t=${at} />.</span>`;
-  return html`<span class="t2">Planned ${when(at, n)}. None of the last ${bad} succeeded${well
+  if (bad < 2) return html`<span class="t2">Planned for ${when(at, n)}, <${Since} t=${at} /> ago.</span>`;
+  return html`<span class="t2">Planned for ${when(at, n)}. None of the last ${bad} succeeded${well
     ? `; the one of ${when(ms(well.occurrence), n)} did` : ''}.</span>`;
 }
 
@@ -260,13 +261,12 @@ function Also() {
 
 const ORDERS = [['tag', 'Tag'], ['next', 'Next'], ['took', 'Took'], ['late', 'Late'], ['name', 'Name']];
 const GROUPS = [['attention', 'slow', 'Attention'], ['running', 'running', 'Running'], ['paused', 'paused', 'Paused'],
-  ['well', 'succeeded', 'Well']];
+  ['never', 'planned', 'Not run yet'], ['well', 'succeeded', 'Well']];
 /** A job that runs counts as running, too, if it needs attention. */
 const isOf = (job, group) => (group === 'running' ? job.running.length > 0 : known.states.get(job.job).group === group);
 const nextOf = (j) => ms(j.awaited[0]?.at ?? j.next) ?? Infinity;
 /** A later attempt is not late: it was planned anew. */
-const lateOf = (j) => [...j.running, ...(j.recent || [])].find((r) => r.attempt === 1
-  && r.lateness_ms != null)?.lateness_ms ?? -1;
+const lateOf = (j) => (j.recent || []).find((r) => r.attempt === 1 && r.lateness_ms != null)?.lateness_ms ?? -1;
 const BY = {
   next: (a, b) => nextOf(a) - nextOf(b),
   took: (a, b) => (b.last?.duration_ms || 0) / (b.typical_ms || 1) - (a.last?.duration_ms || 0) / (a.typical_ms || 1),

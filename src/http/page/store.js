@@ -19,7 +19,7 @@ export const known = {
   /** The store as seen by the instance: `{ reachable, error, since }`. */
   store: { reachable: true },
   /** The connection to the instance: `up`, else since when and when the page asks again. */
-  link: { up: false, first: true, since: null, retryAt: null, error: null },
+  link: { up: false, first: true, since: null, retryAt: null, error: null, hint: null },
   /** When the data was fresh last, by the fleet's clock. */
   asOf: null,
   needsToken: false,
@@ -399,7 +399,7 @@ export async function live() {
       for await (const event of source()) {
         failures = 0;
         if (event.event === 'open') {
-          linkIs({ up: true, first: false, since: null, retryAt: null, error: null });
+          linkIs({ up: true, first: false, since: null, retryAt: null, error: null, hint: null });
           continue;
         }
         if (event.id) cursor = event.id;
@@ -418,7 +418,8 @@ export async function live() {
       // One break that heals at once, as a restart behind a load balancer, is not worth an alert.
       if (failures > 1) {
         const since = known.link.since ?? now();
-        linkIs({ up: false, since, retryAt: now() + wait, error: String(error.message || error) });
+        linkIs({ up: false, since, retryAt: now() + wait, error: String(error.message || error),
+          hint: error.hint ?? null });
       }
       await pause(wait);
     }

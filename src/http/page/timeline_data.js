@@ -182,5 +182,6 @@ export function fleetMarks() {
     else if (e.kind === 'undrained') marks.push({ at, text: `undrain ${e.instance}` });
   }
   for (const [who, from] of down) bands.push({ from, to: null, instance: who === 'store' ? undefined : who });
-  return { marks, bands };
+  // The loss of the store is noted later than it was.
+  return { marks: marks.sort((a, b) => a.at - b.at), bands };
 }

@@ -44,7 +44,8 @@ export function drawHead(ctx, v, fleet, hits) {
     const k = x > ends[0] ? 0 : x > ends[1] ? 1 : -1;
     const wide = ctx.measureText(text).width;
     if (k >= 0) ends[k] = x + wide + 22;
-    const y = 13 + (k > 0 ? 12 : 0);
+    // Without room for its text it stands on the axis, clear of the texts of others.
+    const y = [13, 25][k] ?? 34;
     ctx.fillStyle = m.bad ? c.bad : c.tx3;
     ctx.beginPath();
     ctx.moveTo(x, y - 4);

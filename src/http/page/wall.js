@@ -35,7 +35,7 @@ export function Wall() {
   }, []);
   useKeys('Wallboard', { Esc: ['leave', () => go('#/overview')], '→': ['next jobs', () => set(turn + 1)],
     '←': ['jobs before', () => set(Math.max(0, turn - 1))] });
-  const group = (j) => ['attention', 'running', 'paused', 'well'].indexOf(known.states.get(j.job).group);
+  const group = (j) => ['attention', 'running', 'paused', 'never', 'well'].indexOf(known.states.get(j.job).group);
   const list = all.sort((a, b) => group(a) - group(b));
   const page = turn % pages;
   const shown = list.slice(page * MOST, page * MOST + MOST);
