@@ -20,6 +20,7 @@ mod plan;
 mod problem;
 mod runs;
 mod server;
+mod turns;
 mod why;
 mod writes;
 
@@ -38,7 +39,7 @@ use tracing::error;
 use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::{auth::Gate, board::Board, problem::Problem};
+use self::{auth::Gate, board::Board, problem::Problem, turns::Turns};
 use crate::{
     config::{self, Config},
     model::InstanceId,
@@ -73,6 +74,7 @@ struct App {
     daemon: Handle,
     /// A permit for each stream of events.
     streams: Arc<Semaphore>,
+    turns: Turns,
     /// When the TLS certificate expires, Unix ms; 0: there is none, or nobody knows.
     certificate_expires: Arc<AtomicI64>,
     finish: CancellationToken,
@@ -91,6 +93,7 @@ pub(crate) async fn serve(p: Parts) {
         store: p.store.clone(),
         daemon: Handle::current(),
         streams: Arc::new(Semaphore::new(events::STREAMS)),
+        turns: Turns::default(),
         certificate_expires: Arc::default(),
         finish: p.finish.clone(),
     });

@@ -423,7 +423,7 @@ impl Listing {
             if listing.ended {
                 return Ok(None);
             }
-            tokio::task::yield_now().await;
+            listing.app.turns.mine().await;
             let piece = listing.piece()?;
             Ok::<_, serde_json::Error>(Some((piece, listing)))
         });

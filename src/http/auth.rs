@@ -263,7 +263,7 @@ impl Gate {
 }
 
 /// What everybody may see: whether the instance lives, and the page without any data.
-fn is_public(path: &str) -> bool {
+pub(super) fn is_public(path: &str) -> bool {
     [
         "/",
         "/healthz",
@@ -420,7 +420,9 @@ impl TokensFile {
             // Whoever removes the file takes all tokens away.
             _ => Err(Problem::unavailable(
                 "the file of tokens cannot be used; the log says why",
-            )),
+            )
+            .hint("mend the file, which is `tokens_file` in [http]: `soloist check` says what is wrong with it; no \
+                restart is needed")),
         }
     }
 }

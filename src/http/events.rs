@@ -376,7 +376,10 @@ pub(super) async fn events(
 fn stream(app: &Arc<App>, caller: Caller, cursor: Option<&str>) -> Result<Response, Problem> {
     let permit = app.streams.clone().try_acquire_owned().map_err(|_| {
         Problem::unavailable(format!("{STREAMS} streams are open already"))
-            .hint("close some, or poll without `Accept: text/event-stream`")
+            .hint(
+                "close pages of soloist, and programs that follow events or output; or poll without `Accept: \
+                text/event-stream`",
+            )
     })?;
     let position = {
         let inner = app.board.read();

@@ -72,6 +72,10 @@ impl Places {
         })
     }
 
+    pub(super) fn are_taken(&self) -> bool {
+        self.inner.lock().taken.len() >= self.most
+    }
+
     /// A place for a new connection, and whether another one must go for it. None: all are taken, by clients that are
     /// being answered.
     pub(super) fn take(self: &Arc<Self>, now: Instant) -> Option<(Place, bool)> {

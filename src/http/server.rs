@@ -37,7 +37,7 @@ use tower_service::Service as _;
 use tracing::{debug, error, info, warn};
 
 use super::{
-    App,
+    App, auth,
     certificate::Certificate,
     headers,
     places::{Answering, Place, Places},
@@ -54,6 +54,8 @@ const CONNECTIONS: usize = 256;
 /// So many of those that are refused are told why, at one time. The others just end.
 const REFUSALS: usize = 64;
 const REFUSE_WITHIN: Duration = Duration::from_secs(1);
+/// So many new connections are accepted before the first of them is looked at.
+const FRESH: usize = 32;
 /// The head of a request must arrive within this time, and have no more bytes than [`HEAD_MOST`]. A connection without
 /// a request ends after it.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
@@ -103,6 +105,7 @@ pub(super) async fn serve(
     let tracker = TaskTracker::new();
     let mut refused = Throttle::default();
     let mut full = Throttle::default();
+    let mut fresh = 0;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -136,8 +139,13 @@ pub(super) async fn serve(
                 let tls = listener.tls.as_ref().map(Certificate::acceptor);
                 let connection = connection(app.clone(), router.clone(), stream, tls, place);
                 drop(tracker.spawn(connection));
-                // What has arrived on this connection counts before the next one may take its place.
-                tokio::task::yield_now().await;
+                // What has arrived on these connections counts before the next one may take the place of one of them.
+                // Not after each: a turn of another client's lists comes in between.
+                fresh += 1;
+                if fresh == FRESH || places.are_taken() {
+                    fresh = 0;
+                    tokio::task::yield_now().await;
+                }
             }
             None => {
                 if refused.lets(Boottime::now(), Duration::from_secs(10)) {
@@ -330,7 +338,13 @@ async fn answer(
         Err(problem) => problem.into_response(),
         Ok(caller) => {
             request.extensions_mut().insert(caller);
-            match tokio::time::timeout(ANSWER_WITHIN, router.call(request)).await {
+            let answered = async {
+                if !auth::is_public(&path) {
+                    app.turns.mine().await;
+                }
+                router.call(request).await
+            };
+            match tokio::time::timeout(ANSWER_WITHIN, answered).await {
                 Ok(Ok(response)) => response,
                 Err(_) if !answering.is_whole() => {
                     let detail = format!("the body did not arrive within {ANSWER_WITHIN:?}");

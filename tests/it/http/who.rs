@@ -246,6 +246,8 @@ fn tokens_decide_and_change_without_a_restart() {
         status(jobs().token(&operator)) == 503
     });
     fleet.wait_log(0, "line 2: not `NAME ROLE sha256:HEX`");
+    let hint = jobs().token(&operator).of(503)["hint"].to_string();
+    assert!(hint.contains("soloist check"), "{hint}");
     std::fs::remove_file(&file).expect("remove");
     wait_until("it is gone", GENEROUS, || {
         // The file is looked at for requests.
