@@ -3,6 +3,8 @@
 
 use std::{fmt::Write as _, ops::RangeInclusive};
 
+use jiff::fmt::temporal::Pieces;
+
 /// What a terminal may take for a command, or what changes how the text around it is read.
 pub(crate) fn acts(c: char) -> bool {
     c.is_control()
@@ -125,19 +127,28 @@ impl Stream {
 /// year 0, to the last one that jiff makes of milliseconds.
 pub(crate) const INSTANTS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_207_200_000;
 
+/// What [`INSTANTS`] are, in words.
+const RANGE: &str = "it is out of range: write an instant from the year 1 to 9999-12-30T22:00:00Z";
+
 /// Parses RFC 3339 or Unix milliseconds; returns Unix milliseconds, rounded down.
 pub(crate) fn instant(text: &str) -> Result<i64, String> {
-    const WANT: &str = "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds";
+    let want = |text: &str| match Pieces::parse(text) {
+        Ok(parts) if parts.time().is_none() => {
+            "a date alone is no instant: write the time, too, as in 2026-03-01T03:00:00Z".to_owned()
+        }
+        Ok(parts) if parts.offset().is_some() => RANGE.to_owned(),
+        _ => "write RFC 3339, as in 2026-03-01T03:00:00Z, or Unix milliseconds".to_owned(),
+    };
     let ms = match text.parse() {
         Ok(ms) => ms,
         Err(_) => {
-            let t: jiff::Timestamp = text.parse().map_err(|_| WANT.to_owned())?;
+            let t: jiff::Timestamp = text.parse().map_err(|_| want(text))?;
             t.as_nanosecond().div_euclid(1_000_000) as i64
         }
     };
     match INSTANTS.contains(&ms) {
         true => Ok(ms),
-        false => Err(format!("out of range; {WANT}")),
+        false => Err(RANGE.to_owned()),
     }
 }
 
@@ -191,6 +202,22 @@ mod tests {
             assert!(safe.contains("ä日👩"), "{safe}");
         }
         assert_eq!(json("\"\u{7f}\u{e0041}\""), "\"\\u007f\\udb40\\udc41\"");
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_instant_is_said() {
+        for (text, why) in [
+            ("9999-12-31", "a date alone"),
+            ("2026-03-01", "a date alone"),
+            ("9999-12-31T00:00:00Z", "it is out of range"),
+            ("9999-12-31T00:00:00+01:00", "it is out of range"),
+            ("253402207200001", "it is out of range"),
+            ("2026-03-01T03:00:00", "write RFC 3339"),
+            ("tomorrow", "write RFC 3339"),
+        ] {
+            let said = instant(text).expect_err(text);
+            assert!(said.starts_with(why), "{text}: {said}");
+        }
     }
 
     #[test]

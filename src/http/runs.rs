@@ -50,10 +50,16 @@ impl Filter {
     fn of(args: &Args, now: i64) -> Result<Self, Problem> {
         let outcomes = args.given("outcome").flat_map(|all| all.split(','));
         let outcomes: Result<Vec<Outcome>, _> = outcomes.map(str::parse).collect();
+        let from = args.instant("from")?.unwrap_or(i64::MIN);
+        let to = args.instant("to")?.unwrap_or(i64::MAX);
+        if from > to {
+            return Err(Problem::bad("`from` is after `to`: no run is between them")
+                .hint("exchange the two, or leave one of them out"));
+        }
         Ok(Self {
             outcomes: outcomes.map_err(|why| Problem::bad(format!("`outcome`: {why}")))?,
-            from: args.instant("from")?.unwrap_or(i64::MIN),
-            to: args.instant("to")?.unwrap_or(i64::MAX),
+            from,
+            to,
             now,
             instance: args.text("instance").map(str::to_owned),
         })
