@@ -862,9 +862,8 @@ fn texts(said: &Json) -> Vec<String> {
     let ended: Vec<RunView> = ended.into_iter().map(RunView::from).collect();
     let mut runs = ended.clone();
     for (job, st) in &states {
-        let definition = config.jobs.get(job).map(|j| &**j);
         let open = st.open.iter();
-        runs.extend(open.map(|o| RunView::running(job, definition, st, o)));
+        runs.extend(open.map(|o| RunView::running(job, o)));
     }
     texts.push(history::render(&runs, now, true));
     for (name, job) in &config.jobs {

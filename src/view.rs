@@ -108,9 +108,11 @@ pub(crate) struct RunView {
     pub fencing_token: Option<FencingToken>,
     pub instance: Option<InstanceId>,
     pub host: Option<String>,
+    /// While it runs: when it was granted.
     pub started_at: Option<Time>,
     pub finished_at: Option<Time>,
-    /// From the planned instant to the start; of a later attempt, from when that was due. Null: not known.
+    /// From the planned instant to the start; of a later attempt, from when that was due. Null: not known, as while it
+    /// runs.
     pub lateness_ms: Option<i64>,
     pub duration_ms: Option<i64>,
     pub outcome: Outcome,
@@ -164,17 +166,10 @@ impl From<RunRecord> for RunView {
 }
 
 impl RunView {
-    /// An attempt of `job` that has not ended, open in the state `st`. Its start is the moment of the grant.
-    pub(crate) fn running(name: &JobName, job: Option<&Job>, st: &State, open: &Open) -> Self {
+    /// An attempt that has not ended. Its start is the moment of the grant: only its instance knows the true one, so
+    /// nobody else can say how late it is.
+    pub(crate) fn running(name: &JobName, open: &Open) -> Self {
         let run = &open.run;
-        // The store found that one dead: nobody knows when.
-        let before = st.last.as_ref().filter(|l| {
-            (l.occurrence, l.attempt.saturating_add(1)) == (run.occurrence, run.attempt)
-                && l.outcome != Outcome::Unknown
-        });
-        let due = due(job, run.occurrence.into(), run.attempt, run.trigger, || {
-            before.map(|l| Time(l.ended()))
-        });
         Self {
             run_id: Some(run.id),
             job: name.clone(),
@@ -186,7 +181,7 @@ impl RunView {
             host: Some(run.host.clone()),
             started_at: Some(Time(run.granted_at)),
             finished_at: None,
-            lateness_ms: lateness(run.attempt, Some(Time(run.granted_at)), due),
+            lateness_ms: None,
             duration_ms: None,
             outcome: Outcome::Running,
             exit_code: None,
@@ -616,7 +611,7 @@ pub(crate) fn job(
             finished_at: Time(l.ended()),
             duration_ms: l.started.map(|at| l.ended().saturating_sub(at).max(0)),
         }),
-        running: held().map(|o| RunView::running(name, job, st, o)).collect(),
+        running: held().map(|o| RunView::running(name, o)).collect(),
         awaited: st
             .open
             .iter()
@@ -977,51 +972,27 @@ mod tests {
             late(&all, Some(job)),
             [Some(13_030), Some(20), Some(10), Some(5)]
         );
-        // The same while it runs.
-        let running = |attempt: u32, trigger, last: &RunView, outcome| {
-            let run = crate::model::Run {
+        // While it runs nobody knows when its command was started.
+        let open = Open {
+            run: crate::model::Run {
                 occurrence: Occurrence(100_000),
-                attempt,
-                trigger,
+                attempt: 1,
+                trigger: Trigger::Schedule,
                 key: None,
                 id: RunId::random(),
                 instance: InstanceId::new("a"),
                 host: "a".to_owned(),
                 lease: 15_000,
                 definition: String::new(),
-                granted_at: 104_010,
-            };
-            let st = State {
-                last: Some(crate::logic::claim::Last {
-                    occurrence: Occurrence(last.occurrence.0),
-                    attempt: last.attempt,
-                    run: RunId::random(),
-                    instance: InstanceId::new("a"),
-                    outcome,
-                    from: 100_005,
-                    started: Some(100_005),
-                    to: last.finished_at.expect("it ended").0,
-                    ended: None,
-                }),
-                ..State::default()
-            };
-            let open = Open {
-                run,
-                seq: 0,
-                incarnation: String::new(),
-                renewed_at: 104_010,
-                stop: None,
-                next_attempt: None,
-            };
-            RunView::running(&job.name, Some(job), &st, &open).lateness_ms
+                granted_at: 100_000,
+            },
+            seq: 0,
+            incarnation: String::new(),
+            renewed_at: 104_010,
+            stop: None,
+            next_attempt: None,
         };
-        let (failed, unknown) = (Outcome::Failed, Outcome::Unknown);
-        assert_eq!(running(2, Trigger::Retry, &all[3], failed), Some(10));
-        assert_eq!(running(2, Trigger::Takeover, &all[3], failed), Some(4010));
-        assert_eq!(running(1, Trigger::Schedule, &all[3], failed), Some(4010));
-        // Another occurrence ended last; or nobody knows when that one ended.
-        assert_eq!(running(3, Trigger::Retry, &all[3], failed), None);
-        assert_eq!(running(2, Trigger::Takeover, &all[3], unknown), Some(4010));
+        assert_eq!(RunView::running(&job.name, &open).lateness_ms, None);
         // Without its configuration, or the attempt before, nobody knows when it was due.
         assert_eq!(late(&all, None), [Some(13_030), None, None, Some(5)]);
         assert_eq!(late(&all[1..2], Some(job)), [None]);

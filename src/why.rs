@@ -168,7 +168,7 @@ impl Facts<'_> {
             // The records were read after the state: by then it may have ended.
             let ended: Vec<_> = runs.iter().map(|r| r.run_id).collect();
             let of_it = held.filter(|o| o.run.occurrence == at && !ended.contains(&Some(o.run.id)));
-            runs.extend(of_it.map(|o| RunView::running(self.name, self.job, st, o)));
+            runs.extend(of_it.map(|o| RunView::running(self.name, o)));
         }
         runs.sort_by_key(|r| r.attempt);
         // The last of a range of missed occurrences stands for all of them. Ranges do not overlap, so only the next one

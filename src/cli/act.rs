@@ -336,7 +336,7 @@ fn asked_runs(job: &JobName, state: &State, asked: &[RunId]) -> Vec<RunView> {
         .open
         .iter()
         .filter(|o| asked.contains(&o.run.id))
-        .map(|o| RunView::running(job, None, state, o))
+        .map(|o| RunView::running(job, o))
         .collect()
 }
 

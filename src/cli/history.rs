@@ -107,10 +107,7 @@ async fn collect(
         }
         let held = st.open.iter().filter(|o| o.next_attempt.is_none());
         let job = ctx.config.jobs.get(name).map(|job| &**job);
-        runs.extend(
-            held.map(|o| RunView::running(name, job, st, o))
-                .filter(wanted),
-        );
+        runs.extend(held.map(|o| RunView::running(name, o)).filter(wanted));
         if only != Some(Outcome::Running) {
             // One more: the last attempt's lateness counts from the end of the one before.
             let fetch = if only.is_some() {

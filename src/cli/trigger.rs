@@ -347,7 +347,7 @@ impl Wait<'_> {
             ));
             return Ok(Some(RunView {
                 outcome: Outcome::Unknown,
-                ..RunView::running(job, Some(self.job), st, open)
+                ..RunView::running(job, open)
             }));
         }
         let paused = view::paused(st, clock.right(shown));

@@ -570,10 +570,8 @@ fn overview(state: &State, buf: &mut Buffer, area: Rect) {
             Some(r) => r.instance.as_ref(),
             None => ran.and_then(|r| r.instance.as_ref()),
         };
-        let lateness = match active {
-            Some(r) => r.lateness_ms,
-            None => ran.and_then(|r| r.lateness_ms),
-        };
+        // Nobody else knows it while it runs.
+        let lateness = ran.filter(|_| active.is_none()).and_then(|r| r.lateness_ms);
         length(buf, area, &late, y, lateness, PLAIN);
         let by = by.map_or(String::new(), |i| state.fit(i.as_str()));
         let style = if active.is_some() { PLAIN } else { DIM };

@@ -181,7 +181,7 @@ fn the_overview_at_80_by_24() {
             "4 jobs, 1 running, 1 paused; 1 live instance",
             "  JOB      STATE            NEXT IN LAST RUNS      TOOK     LATE RUN BY",
             "› backup   ‖ paused          paused ✓✓✓✓✓✓✓✓✓✓   1.24 s    12 ms web-1",
-            "  draw     ▶ running           19 s ✓✓✓✓✓✓✓✓✓✓   41.0 s    18 ms web-1",
+            "  draw     ▶ running           19 s ✓✓✓✓✓✓✓✓✓✓   41.0 s          web-1",
             "  report   ✗ failed     14 h 47 min ✗            1.24 s    12 ms web-1",
             "  tidy       not yet         manual",
             "",
