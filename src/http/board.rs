@@ -971,6 +971,7 @@ impl Entry {
     ) -> (Vec<(&'static str, Feed)>, bool) {
         let mut feed = vec![];
         let mut changed = !self.known;
+        let mut granted: Vec<RunId> = diff::under_way(self.state.as_ref()).collect();
         match state {
             Ok(mut state) => {
                 let triggered = state
@@ -1004,6 +1005,7 @@ impl Entry {
             }
             Err(why) => self.unreadable = Some(why),
         }
+        granted.extend(diff::under_way(self.state.as_ref()));
         if let Some(records) = records {
             let (newest, all) = match records {
                 Records::Newest(records) => (records, false),
@@ -1012,7 +1014,8 @@ impl Entry {
             let newest: Vec<Recent> = newest.into_iter().map(Recent::from).collect();
             if self.known {
                 let known: Vec<Recent> = self.job.recent.iter().collect();
-                feed.extend(diff::records(&known, &newest));
+                let granted = |id| granted.contains(&id) || self.told.ran(id);
+                feed.extend(diff::records(&known, &newest, granted));
             }
             changed |= self.merge(newest, all);
         }
@@ -1210,6 +1213,72 @@ mod tests {
             view.look_at_records(LastView::newest(records));
             assert_eq!(view.last, e.job.view.last);
         }
+    }
+
+    /// However short it was, and whatever the board was busy with meanwhile.
+    #[test]
+    fn the_grant_of_each_run_is_told_once() {
+        let name = JobName::new("a");
+        let id = |n: i64| RunId(uuid::Uuid::from_u128(n as u128));
+        let record = |n: i64, outcome| RunRecord {
+            run_id: Some(id(n)),
+            attempt: 1,
+            ..RunRecord::without_run(&name, Occurrence(n), Trigger::Schedule, outcome)
+        };
+        let state = |newest: i64, open: &[i64]| State {
+            newest,
+            open: open
+                .iter()
+                .map(|n| claim::Open {
+                    run: crate::model::Run {
+                        occurrence: Occurrence(*n),
+                        attempt: 1,
+                        trigger: Trigger::Schedule,
+                        key: None,
+                        id: id(*n),
+                        instance: InstanceId::new("i"),
+                        host: String::new(),
+                        lease: 15_000,
+                        definition: String::new(),
+                        granted_at: *n,
+                    },
+                    seq: 0,
+                    incarnation: String::new(),
+                    renewed_at: *n,
+                    stop: None,
+                    next_attempt: None,
+                })
+                .collect(),
+            ..State::default()
+        };
+        let mut e = Entry::new(&name, None, 0);
+        let mut look = |newest: i64, open: &[i64], ended: &[(i64, Outcome)]| {
+            let records = ended.iter().map(|(n, outcome)| record(*n, *outcome));
+            let records = Records::Newest(records.collect());
+            let state = Ok(Some(state(newest, open)));
+            let (fed, _) = e.take(state, Some(records), newest, &"".into());
+            let told = |(kind, feed): (_, Feed)| Some((kind, feed.occurrence?.0));
+            fed.into_iter().filter_map(told).collect::<Vec<_>>()
+        };
+        let (well, lost) = (Outcome::Succeeded, Outcome::LeaseLost);
+        // What ran before the board is not told.
+        assert_eq!(look(100, &[], &[(100, well)]), []);
+        assert_eq!(look(200, &[200], &[]), [("granted", 200)]);
+        assert_eq!(look(200, &[], &[(200, well)]), [("ended", 200)]);
+        // Two ran since the last look, and a third one does.
+        assert_eq!(
+            look(500, &[500], &[(400, well), (300, well), (200, well)]),
+            [
+                ("granted", 500),
+                ("granted", 300),
+                ("ended", 300),
+                ("granted", 400),
+                ("ended", 400)
+            ]
+        );
+        assert_eq!(look(500, &[], &[(500, lost)]), [("ended", 500)]);
+        // Its guard says how it ended after all.
+        assert_eq!(look(500, &[], &[(500, well)]), [("ended", 500)]);
     }
 
     #[test]

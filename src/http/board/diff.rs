@@ -51,6 +51,18 @@ impl Told {
             runs: vec![],
         }
     }
+
+    /// It ran when the store's data changed last.
+    pub(super) fn ran(&self, run: RunId) -> bool {
+        self.runs.contains(&run)
+    }
+}
+
+/// The attempts that are under way.
+pub(super) fn under_way(st: Option<&State>) -> impl Iterator<Item = RunId> {
+    let open = st.into_iter().flat_map(|st| &st.open);
+    let held = open.filter(|o| o.next_attempt.is_none());
+    held.map(|o| o.run.id)
 }
 
 /// `decided`: the newest trigger that was decided, if it was not known. `recent`: the ended runs that are known.
@@ -99,7 +111,7 @@ pub(super) fn states(
             run_id: Some(o.run.id),
             ..Feed::default()
         };
-        let seen = |id| told.runs.contains(&id) || recent.iter().any(|r| r.run_id == Some(id));
+        let seen = |id| told.ran(id) || recent.iter().any(|r| r.run_id == Some(id));
         let again = known.is_none() && seen(o.run.id);
         let asked = |o: &Open| o.stop == Some(StopRequest::Cancelled);
         if asked(o) && !again && !known.is_some_and(asked) {
@@ -187,26 +199,39 @@ pub(super) fn same_run(a: &Recent, b: &Recent) -> bool {
     }
 }
 
-/// What the records say that were not known, or say otherwise now: oldest first.
-pub(super) fn records(known: &[Recent], newest: &[Recent]) -> Fed {
+/// What the records say that were not known, or say otherwise now: oldest first. `granted`: the grant of this run was
+/// seen. Of a run that began and ended between two looks it was not: then its record tells of it.
+pub(super) fn records(known: &[Recent], newest: &[Recent], granted: impl Fn(RunId) -> bool) -> Fed {
     let new = newest.iter().rev().filter(|r| {
         !known
             .iter()
             .any(|k| same_run(k, r) && k.outcome == r.outcome)
     });
-    let one = |r: &Recent| {
+    let mut fed: Fed = vec![];
+    for r in new {
         let ran = r.attempt > 0;
-        let feed = Feed {
+        let of_it = Feed {
             occurrence: Some(r.occurrence),
             attempt: ran.then_some(r.attempt),
             trigger: Some(r.trigger),
             instance: r.instance.clone().filter(|_| ran),
             run_id: r.run_id,
+            ..Feed::default()
+        };
+        let unseen = |id| !granted(id) && !known.iter().any(|k| k.run_id == Some(id));
+        if ran && r.run_id.is_some_and(unseen) {
+            let feed = Feed {
+                takeover: Some(r.trigger == Trigger::Takeover),
+                ..of_it.clone()
+            };
+            fed.push(("granted", feed));
+        }
+        let feed = Feed {
             outcome: Some(r.outcome),
             duration_ms: r.duration_ms,
             exit_code: r.exit_code,
             count: (r.count > 1).then_some(r.count),
-            ..Feed::default()
+            ..of_it
         };
         let kind = match (ran, r.outcome) {
             (true, _) => "ended",
@@ -214,9 +239,9 @@ pub(super) fn records(known: &[Recent], newest: &[Recent]) -> Fed {
             (false, Outcome::Unknown) => "unknown",
             (false, _) => "missed",
         };
-        (kind, feed)
-    };
-    new.map(one).collect()
+        fed.push((kind, feed));
+    }
+    fed
 }
 
 /// What happened to instances.
@@ -407,7 +432,7 @@ mod tests {
             (Outcome::Skipped, "skipped"),
             (Outcome::Unknown, "unknown"),
         ] {
-            let fed = records(&[], &[record(outcome).into()]);
+            let fed = records(&[], &[record(outcome).into()], |_| false);
             assert_eq!(kinds(&fed), [kind]);
         }
     }
