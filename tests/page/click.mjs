@@ -435,6 +435,23 @@ async function streamsTaken() {
   });
 }
 
+/** Short words that stand in two lines, as “No” and “v”. */
+function brokenWords() {
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT, (n) => (n.parentElement.closest(
+    'pre, script, style') ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT));
+  const found = [];
+  while (texts.nextNode()) {
+    for (const word of texts.currentNode.data.matchAll(/(?<!\p{L})\p{L}{2,12}(?!\p{L})/gu)) {
+      const range = document.createRange();
+      range.setStart(texts.currentNode, word.index);
+      range.setEnd(texts.currentNode, word.index + word[0].length);
+      const lines = new Set([...range.getClientRects()].filter((r) => r.width).map((r) => Math.round(r.top)));
+      if (lines.size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+}
+
 /** On a phone each day keeps its number in one line, and each date its name. */
 async function narrowJob() {
   await go('#/job/quick');
@@ -448,7 +465,16 @@ async function narrowJob() {
   const names = await page.evaluate(() => [...document.querySelectorAll('.hist-bar label')].map((l) =>
     l.innerText.trim()));
   if (names.join() !== 'From,To') troubles.push(`the dates of the history are named “${names}”`);
-  await page.setViewport({ width: 1440, height: 900 });
+  // The days are narrowest where an occurrence is open beside them.
+  const { runs } = await api('jobs/quick/runs?limit=1');
+  await go(`#/job/quick?o=${Date.parse(runs[0].occurrence)}`);
+  await until('the occurrence', () => document.querySelector('.side .why'));
+  for (const width of [390, 700, 800, 900, 1000, 1100, 1200, 1300, 1440]) {
+    await page.setViewport({ width, height: 900 });
+    await settled();
+    const broken = await page.evaluate(brokenWords);
+    if (broken.length) troubles.push(`words of a job are broken at a width of ${width}: ${broken}`);
+  }
   saw(`the days and dates of a job on a phone: ${names}`);
 }
 
