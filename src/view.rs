@@ -434,7 +434,8 @@ pub(crate) struct RunningView {
 #[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct JobView {
     pub job: JobName,
-    pub description: Option<String>,
+    #[cfg_attr(feature = "http", schema(value_type = Option<String>))]
+    pub description: Option<Arc<str>>,
     #[cfg_attr(feature = "http", schema(value_type = Vec<String>))]
     pub tags: Arc<[String]>,
     /// As written in the configuration; empty: the job runs only when triggered.
@@ -464,7 +465,8 @@ pub(crate) struct JobView {
     pub next_local: Option<String>,
     /// The next planned occurrence, if it will not run.
     pub passed_over: Option<PassedOverView>,
-    pub paused: Option<PauseView>,
+    /// In a box, because most jobs have none.
+    pub paused: Option<Box<PauseView>>,
     /// How many of the next occurrences will be skipped.
     pub skip: u32,
     /// Manual triggers that nobody has claimed yet.
@@ -630,7 +632,7 @@ pub(crate) fn job(
             occurrence: o.into(),
             why,
         }),
-        paused: paused(st, now),
+        paused: paused(st, now).map(Box::new),
         skip: st.skip,
         triggers: st.triggers.len(),
         other_definition: other(&st.definition) || held().any(|o| other(&o.run.definition)),

@@ -678,7 +678,7 @@ fn job(
     let schedule_digest = digest::schedule(&schedule_text, &zone.name, &format!("{dst:?}"));
     let mut job = Job {
         name: JobName::new(name.value),
-        description: pick!(description).optional()?,
+        description: pick!(description).optional()?.map(Into::into),
         tags: interned(&mut shared.texts, value!(tags)?),
         enabled: value!(enabled)?,
         schedules,

@@ -361,8 +361,10 @@ impl Wanted {
     fn wants(&self, job: &Job) -> bool {
         let view = &job.view;
         let has = |word: &String| {
-            let texts = view.tags.iter().chain(&view.description);
-            let mut texts = texts.map(String::as_str).chain([view.job.as_str()]);
+            let texts = view.tags.iter().map(String::as_str);
+            let mut texts = texts
+                .chain(view.description.as_deref())
+                .chain([view.job.as_str()]);
             texts.any(|text| text.to_lowercase().contains(word.as_str()))
         };
         self.tags.iter().all(|tag| view.tags.contains(tag)) && self.words.iter().all(has)

@@ -55,8 +55,13 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 const LOOK_AT: usize = 2000;
 /// The time between two looks for jobs that only other instances have.
 const LOOK_ELSEWHERE: Duration = Duration::from_secs(10);
-/// How many jobs are looked at together: what is found of them is shown at once.
-const LOOK_AT_ONCE: usize = 200;
+/// How many jobs are looked at together: what is found of them is shown at once. The answer of the store takes several
+/// times what is kept of it, at each look, and the heap keeps that much.
+const LOOK_AT_ONCE: usize = 40;
+/// Of how many jobs records are read together, for the same reason.
+const READ_AT_ONCE: usize = 16;
+/// The most names of instances that all jobs share.
+const NAMES: usize = 256;
 /// The pause after the store did not answer.
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// The instances are shown anew this often, even if only their clocks moved on.
@@ -234,6 +239,7 @@ pub(super) struct Inner {
     /// Why the last look at the jobs failed.
     failed: Option<String>,
     incarnation: Arc<str>,
+    names: BTreeSet<InstanceId>,
     /// The messages that were given up, by their ids, as the fleet remembers them.
     given_up: BTreeSet<String>,
     /// The jobs that the notifier's configuration lacks, as they were last told.
@@ -246,7 +252,7 @@ struct Entry {
     /// Without the keys of decided triggers, which may be many.
     state: Option<State>,
     /// The newest of these.
-    triggered: Option<Triggered>,
+    triggered: Option<Box<Triggered>>,
     unreadable: Option<String>,
     /// Its state and its records were read.
     known: bool,
@@ -279,8 +285,8 @@ struct Found {
 
 enum Records {
     /// The newest ones; those before are known.
-    Newest(Vec<RunRecord>),
-    All(Vec<RunRecord>),
+    Newest(Vec<Recent>),
+    All(Vec<Recent>),
 }
 
 impl Board {
@@ -298,6 +304,7 @@ impl Board {
                 as_of: None,
                 failed: None,
                 incarnation: "".into(),
+                names: BTreeSet::new(),
                 given_up: BTreeSet::new(),
                 lacks: None,
             }),
@@ -467,14 +474,14 @@ impl Board {
                 });
             }
         }
-        for (at, records) in records_of(store, newest, FIRST_RECORDS).await? {
+        for (at, records) in self.records(store, newest, FIRST_RECORDS).await? {
             let name = found[at].name.clone();
             match self.goes_on(&name, &records) {
                 true => found[at].records = Some(Records::Newest(records)),
                 false => all.push((at, name)),
             }
         }
-        for (at, records) in records_of(store, all, RECENT).await? {
+        for (at, records) in self.records(store, all, RECENT).await? {
             found[at].records = Some(Records::All(records));
         }
         self.change(|inner| inner.take(found, reply.now_us.div_euclid(1000), reply.incarnation));
@@ -524,33 +531,40 @@ impl Board {
         }
     }
 
+    /// The newest `n` records of each of these jobs, with their places.
+    async fn records(
+        &self,
+        store: &Asking,
+        jobs: Vec<(usize, JobName)>,
+        n: usize,
+    ) -> Result<Vec<(usize, Vec<Recent>)>, store::Error> {
+        let mut all = vec![];
+        for some in jobs.chunks(READ_AT_ONCE) {
+            let (places, names): (Vec<usize>, Vec<JobName>) = some.iter().cloned().unzip();
+            let read = store.records(names, n).await?;
+            let mut inner = self.inner.write();
+            for (of, records) in read {
+                let mut records: Vec<Recent> = records.into_iter().map(Recent::from).collect();
+                for instance in records.iter_mut().filter_map(|r| r.instance.as_mut()) {
+                    inner.share(instance);
+                }
+                all.push((places[of], records));
+            }
+        }
+        Ok(all)
+    }
+
     /// What was before these newest records is known.
-    fn goes_on(&self, name: &JobName, newest: &[RunRecord]) -> bool {
+    fn goes_on(&self, name: &JobName, newest: &[Recent]) -> bool {
         let inner = self.read();
         inner.jobs.get(name).is_some_and(|e| {
-            let last = newest.last().cloned().map(Recent::from);
-            let known = |last: Recent| {
+            let known = |last: &Recent| {
                 let mut recent = e.job.recent.iter();
-                recent.any(|r| diff::same_run(&r, &last) && r.outcome == last.outcome)
+                recent.any(|r| diff::same_run(&r, last) && r.outcome == last.outcome)
             };
-            newest.len() < FIRST_RECORDS || last.is_some_and(known)
+            newest.len() < FIRST_RECORDS || newest.last().is_some_and(known)
         })
     }
-}
-
-/// The newest `n` records of each of these jobs, with their places.
-async fn records_of(
-    store: &Asking,
-    jobs: Vec<(usize, JobName)>,
-    n: usize,
-) -> Result<Vec<(usize, Vec<RunRecord>)>, store::Error> {
-    let (places, names): (Vec<usize>, Vec<JobName>) = jobs.into_iter().unzip();
-    let all = store.records(names, n).await?;
-    let placed = all
-        .into_iter()
-        .map(|(of, records)| (places[of], records))
-        .collect();
-    Ok(placed)
 }
 
 /// The looks at all jobs, some at a time.
@@ -574,6 +588,18 @@ impl Round {
 }
 
 impl Inner {
+    /// The name of an instance takes memory once, and not in each job that the instance has run.
+    fn share(&mut self, name: &mut InstanceId) {
+        if let Some(known) = self.names.get(name) {
+            *name = known.clone();
+            return;
+        }
+        if self.names.len() >= NAMES {
+            self.names.clear();
+        }
+        self.names.insert(name.clone());
+    }
+
     /// The time that the fleet uses. While the store is away, that which it used then and what has passed since.
     pub(super) fn clock(&self) -> Clock {
         match &self.pulse.fleet {
@@ -911,7 +937,12 @@ impl Inner {
         self.as_of = Some(now);
         self.failed = None;
         self.incarnation = incarnation.clone();
-        for f in found {
+        for mut f in found {
+            if let Ok(Some(st)) = &mut f.state
+                && let Some(last) = &mut st.last
+            {
+                self.share(&mut last.instance);
+            }
             let Some(e) = self.jobs.get_mut(&f.name) else {
                 continue;
             };
@@ -976,7 +1007,8 @@ impl Entry {
             Ok(mut state) => {
                 let triggered = state
                     .as_mut()
-                    .and_then(|st| std::mem::take(&mut st.triggered).pop());
+                    .and_then(|st| std::mem::take(&mut st.triggered).pop())
+                    .map(Box::new);
                 let idle = state.as_ref().is_none_or(|st| st.open.is_empty());
                 let same = state == self.state
                     && triggered == self.triggered
@@ -988,8 +1020,8 @@ impl Entry {
                 self.unreadable = None;
                 if self.known {
                     let decided = triggered
-                        .as_ref()
-                        .filter(|t| self.triggered.as_ref() != Some(*t));
+                        .as_deref()
+                        .filter(|t| self.triggered.as_deref() != Some(*t));
                     feed = diff::states(
                         self.state.as_ref(),
                         state.as_ref(),
@@ -1011,7 +1043,6 @@ impl Entry {
                 Records::Newest(records) => (records, false),
                 Records::All(records) => (records, true),
             };
-            let newest: Vec<Recent> = newest.into_iter().map(Recent::from).collect();
             if self.known {
                 let known: Vec<Recent> = self.job.recent.iter().collect();
                 let granted = |id| granted.contains(&id) || self.told.ran(id);
@@ -1202,7 +1233,9 @@ mod tests {
             let mut e = Entry::new(&name, None, at);
             let _ = e.take(
                 Ok(Some(st.clone())),
-                Some(Records::All(records.clone())),
+                Some(Records::All(
+                    records.iter().cloned().map(Recent::from).collect(),
+                )),
                 at,
                 &"".into(),
             );
@@ -1253,7 +1286,7 @@ mod tests {
         };
         let mut e = Entry::new(&name, None, 0);
         let mut look = |newest: i64, open: &[i64], ended: &[(i64, Outcome)]| {
-            let records = ended.iter().map(|(n, outcome)| record(*n, *outcome));
+            let records = ended.iter().map(|(n, outcome)| record(*n, *outcome).into());
             let records = Records::Newest(records.collect());
             let state = Ok(Some(state(newest, open)));
             let (fed, _) = e.take(state, Some(records), newest, &"".into());

@@ -14,7 +14,7 @@ use crate::logic::{
 #[derive(Debug, Clone)]
 pub struct Job {
     pub name: JobName,
-    pub description: Option<String>,
+    pub description: Option<Arc<str>>,
     pub tags: Arc<[String]>,
     pub enabled: bool,
     /// Empty: the job only runs when triggered. Each schedule is parsed with the job's time zone, `dst` and name (for
