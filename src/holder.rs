@@ -84,8 +84,8 @@ pub struct Holder {
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
 }
 
-/// An instance that waits for the attempt after one that ended here is asked so often whether it still does, and the
-/// store, once it does not.
+/// This instance is asked so often whether it waits for the attempt after one that ended here, and the store, whether
+/// that comes.
 #[cfg(feature = "notify")]
 const FOLLOWED_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
@@ -246,15 +246,18 @@ impl Holder {
         record: RunRecord,
     ) {
         let mut pause = FOLLOWED_AGAIN.0;
+        let mut asked = Boottime::now();
         loop {
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
                 () = self.give_up.cancelled() => return,
             }
-            if contender.awaits(&job.name, record.occurrence) {
-                continue;
+            let awaits = contender.awaits(&job.name, record.occurrence);
+            match awaits {
+                true if Boottime::now().since(asked) < FOLLOWED_AGAIN.1 => continue,
+                true => asked = Boottime::now(),
+                false => pause = FOLLOWED_AGAIN.1,
             }
-            pause = FOLLOWED_AGAIN.1;
             let Ok(reply) = self.store.observe(std::slice::from_ref(&job.name)).await else {
                 continue;
             };
@@ -267,7 +270,12 @@ impl Holder {
                 has: contender.job(&job.name).is_some(),
                 now: reply.now_us.div_euclid(1000),
             };
-            match sight.is_followed(&newer, &record) {
+            // The state may be of data that this instance knows more of.
+            let followed = match awaits {
+                true => sight.is_held_back(record.occurrence).then_some(false),
+                false => sight.is_followed(&newer, &record),
+            };
+            match followed {
                 None => {}
                 Some(true) => return,
                 Some(false) => {

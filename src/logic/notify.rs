@@ -151,6 +151,10 @@ pub struct Told {
     pub since: i64,
     /// [`Rules::after`] ends were bad.
     pub bad: bool,
+    /// Whose bad end counted last. It counts once: of an attempt that was told because a pause held the next one back,
+    /// that one may end as badly.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted: Option<Occurrence>,
     /// When a change was last told, oldest first: at most [`PROMPT`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recent: Vec<i64>,
@@ -346,7 +350,7 @@ impl Notes {
             if bad.is_none() && !success {
                 continue;
             }
-            out.extend(told.end(channel, rules, bad, (r.count, made_at(r)), overdue, now));
+            out.extend(told.end(channel, rules, bad, r, overdue, now));
         }
         if success {
             self.overdue = false;
@@ -448,16 +452,18 @@ impl Told {
         channel: &str,
         rules: &Rules,
         bad: Option<Kind>,
-        (count, at): (u64, i64),
+        r: &RunRecord,
         overdue: bool,
         now: i64,
     ) -> Option<Verdict> {
         let (kind, streak, since) = match bad {
             Some(kind) => {
                 if self.streak == 0 {
-                    self.since = at;
+                    self.since = made_at(r);
                 }
-                self.streak = self.streak.saturating_add(count.max(1));
+                if self.counted.replace(r.occurrence) != Some(r.occurrence) {
+                    self.streak = self.streak.saturating_add(r.count.max(1));
+                }
                 if self.bad || self.streak < u64::from(rules.after) {
                     return None;
                 }
@@ -466,7 +472,7 @@ impl Told {
             }
             None => {
                 let (streak, since) = (self.streak, self.since);
-                self.streak = 0;
+                (self.streak, self.counted) = (0, None);
                 if !std::mem::take(&mut self.bad) && !overdue {
                     return None;
                 }

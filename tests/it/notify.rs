@@ -340,6 +340,44 @@ fn a_job_whose_retries_never_come_is_told_as_failed() {
     });
 }
 
+/// Who is woken decides whether the pause ends: the retry comes no sooner.
+#[test]
+fn a_failure_whose_retry_a_pause_holds_back_is_told_during_the_pause() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let hook = Hook::start(Mode::Takes);
+    let url = hook.url("beat");
+    let ok = dir.path().join("ok");
+    let lines = format!(
+        "command = \"test -e {}\"\nschedule = \"@at {{soon}}\"\nretry = {{ attempts = 100, interval = \"2s\" }}",
+        ok.display()
+    );
+    let fleet = fleet(1)
+        .tables(&channel("ops", &hook, ""))
+        .default("notify", "[\"ops\"]")
+        .default("heartbeat_url", &format!("\"{url}\""))
+        .job("bad", &lines)
+        .start();
+    wait_until("an attempt has failed", GENEROUS, || {
+        !fleet.history("bad").is_empty()
+    });
+    assert!(hook.heard("ops").is_empty(), "a retry follows");
+    fleet.said(&["pause", "bad", "--reason", "disks"]);
+    let heard = hook.wait("ops", 1);
+    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
+    assert!(heard[0]["items"][0]["run"]["attempt"].as_u64() < Some(100));
+    let text = heard[0]["text"].as_str().expect("text");
+    let paused = ["paused:", "until somebody resumes it: disks"];
+    assert!(paused.iter().all(|part| text.contains(part)), "{text}");
+    let beats = |path: &str| hook.paths().iter().any(|p| p == path);
+    wait_until("its heartbeat tells the end", GENEROUS, || beats("/beat/1"));
+    fs::write(&ok, "").expect("write");
+    fleet.said(&["resume", "bad"]);
+    let both = hook.wait("ops", 2);
+    assert_eq!(kinds(&both[1]), [("bad", "recovered")]);
+    let was = both[1]["text"].as_str().expect("text");
+    assert!(was.contains("1 bad end in a row"), "{was}");
+}
+
 /// Nobody knows then whether the next attempt still comes.
 #[test]
 fn an_attempt_that_waits_for_a_retry_is_not_told_while_the_state_cannot_be_read() {

@@ -12,6 +12,9 @@ pub const OFF_MS: i64 = 10_000;
 /// So long after a run was ended to make room for another one, that one counts as not to come, ms.
 const REPLACED_MS: i64 = 60_000;
 
+/// A pause that keeps a next attempt from starting for longer than this after it was due holds it back, ms.
+const HELD_MS: i64 = 60_000;
+
 /// What is known of a job when somebody asks what became of an attempt that another one was to follow.
 #[derive(Debug, Clone, Copy)]
 pub struct Sight<'a> {
@@ -29,10 +32,24 @@ pub fn recorded_since(all: Vec<RunRecord>, run: Option<RunId>) -> Vec<RunRecord>
 }
 
 impl Sight<'_> {
-    /// A run of the occurrence goes on, or its next attempt waits for an instance that has the job.
+    /// A run of the occurrence goes on, or its next attempt is to start soon: an instance has the job, and no pause
+    /// holds the attempt back.
     pub fn is_open(self, at: Occurrence) -> bool {
+        let soon = || self.is_had() && !self.is_held_back(at);
         let open = self.open(at);
-        open.is_some_and(|o| o.next_attempt.is_none() || self.is_had())
+        open.is_some_and(|o| o.next_attempt.is_none() || soon())
+    }
+
+    /// The next attempt of the occurrence is due, and the job is paused: whether and when it comes is up to people, who
+    /// have to know of the end that it was to follow.
+    pub fn is_held_back(self, at: Occurrence) -> bool {
+        let next = self.open(at).and_then(|o| o.next_attempt);
+        let pause = self.state.and_then(|st| st.pause.as_ref());
+        let (Some(next), Some(pause)) = (next, pause) else {
+            return false;
+        };
+        let for_long = |until: i64| self.now < until && until.saturating_sub(next.at) > HELD_MS;
+        self.now >= next.at && pause.until.is_none_or(for_long)
     }
 
     /// Whether the job went on after an attempt, so that its end says nothing any more. `newer`: what was recorded
@@ -45,8 +62,8 @@ impl Sight<'_> {
         if let Some(open) = self.open(at) {
             let waits = open.next_attempt.is_some() && open.run.attempt == attempt;
             return match waits {
-                true if self.is_had() => None,
-                // It waits in vain.
+                true if self.is_had() && !self.is_held_back(at) => None,
+                // It waits in vain, or for long.
                 true => Some(false),
                 false => Some(true),
             };
@@ -88,7 +105,7 @@ impl Sight<'_> {
 mod tests {
     use super::*;
     use crate::{
-        logic::claim::NextAttempt,
+        logic::claim::{NextAttempt, Pause},
         model::{InstanceId, JobName, Run, RunId, Trigger},
     };
 
@@ -187,6 +204,43 @@ mod tests {
             assert_eq!(sight.is_open(at), open);
             let followed = (!open).then_some(false);
             assert_eq!(sight.is_followed(&[], &failed), followed);
+        }
+        // It is due, and a pause holds it back for long.
+        let pause = |until| Pause {
+            until,
+            reason: None,
+            at: 0,
+        };
+        let long = at.0 + HELD_MS + 1;
+        for (until, now, held) in [
+            (None, at.0 - 1, false),
+            (None, at.0, true),
+            (Some(long), at.0, true),
+            (Some(long), long - 1, true),
+            (Some(long), long, false),
+            (Some(long - 1), at.0, false),
+        ] {
+            let mut paused = State {
+                open: vec![waits()],
+                pause: Some(pause(until)),
+                ..State::default()
+            };
+            let told = |state: &State| {
+                let sight = Sight {
+                    state: Some(state),
+                    has: true,
+                    now,
+                };
+                (sight.is_open(at), sight.is_followed(&[], &failed))
+            };
+            assert_eq!(
+                told(&paused),
+                (!held, held.then_some(false)),
+                "{until:?} {now}"
+            );
+            // A run that goes on ends whatever is paused.
+            paused.open = vec![open(at, 2, false)];
+            assert!(told(&paused).0);
         }
         // A run that another one was to replace: that has begun; it came to no run; it does not come.
         let replaced = ended(Outcome::Replaced);

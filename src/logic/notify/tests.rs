@@ -7,7 +7,7 @@ use super::{
     stand::{LENGTH, Lease, Stand, TRUST, Write, allows},
     *,
 };
-use crate::logic::claim::{NextAttempt, Open};
+use crate::logic::claim::{NextAttempt, Open, Pause};
 use crate::model::Boottime;
 
 const ALL: [Kind; 10] = [
@@ -389,6 +389,25 @@ fn an_attempt_is_told_once_nothing_follows_it() {
     assert_eq!(look(&mut notes, &[], &none), [(1, 2)]);
     let both = [attempt(1, 1, Failed), attempt(1, 2, Failed)];
     assert_eq!(look(&mut Notes::new(0), &both, &none), [(1, 2)]);
+    // A pause holds the next one back: the first is told at once, and counts once with those that follow it.
+    let paused = State {
+        pause: Some(Pause {
+            until: None,
+            reason: None,
+            at: 0,
+        }),
+        ..waits(&[1], 0)
+    };
+    let mut notes = awaiting();
+    assert_eq!(look(&mut notes, &[], &paused), [(1, 1)]);
+    assert_eq!(look(&mut notes, &[], &paused), []);
+    assert_eq!(look(&mut notes, &[], &waits(&[1], 0)), []);
+    assert_eq!(look(&mut notes, &next, &none), [(1, 2)]);
+    assert_eq!(notes.told["ops"].streak, 1);
+    assert_eq!(look(&mut notes, &[attempt(2, 1, Failed)], &none), [(2, 1)]);
+    assert_eq!(notes.told["ops"].streak, 2);
+    let new = std::slice::from_ref(&first);
+    assert_eq!(look(&mut Notes::new(0), new, &paused), [(1, 1)]);
     // There is room for some of them.
     let many: Vec<RunRecord> = (1..=30).map(|at| attempt(at, 1, Failed)).collect();
     let all: Vec<i64> = (1..=30).collect();
@@ -718,8 +737,8 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
         ends: Vec<Kind>,
         /// A bad end that counts unless its next attempt says otherwise.
         pending: bool,
-        /// No instance has it any more: its next attempt never comes. Otherwise it may be disabled, which keeps none
-        /// from coming.
+        /// No instance has it any more, or it is paused: its next attempt does not come. Otherwise it may be disabled,
+        /// which keeps none from coming.
         removed: bool,
     }
     impl World {
@@ -811,9 +830,16 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
         let mut clock = 0;
         for step in 0..40 {
             let last = step >= 38;
-            if step == 38 && random.bool() {
+            if step == 38 && random.u8(..3) > 0 {
+                // Removed, or paused: nothing comes any more.
+                match random.bool() {
+                    true => w.state.off = w.now,
+                    false => {
+                        let (until, reason, at) = (None, None, w.now);
+                        w.state.pause = Some(Pause { until, reason, at });
+                    }
+                }
                 w.removed = true;
-                w.state.off = w.now;
                 // A run that goes on may yet end well.
                 let waits = w.state.open.iter().any(|o| o.next_attempt.is_some());
                 if waits {
@@ -840,7 +866,7 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
             let upto = upto.unwrap_or(later.len());
             let sight = Sight {
                 state: Some(&state),
-                has: !w.removed,
+                has: !w.removed || w.state.pause.is_some(),
                 now: w.now + OFF_MS,
             };
             let mut ends = notes.dropped(&later, sight);
