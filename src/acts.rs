@@ -1,6 +1,8 @@
 //! Carries out what people request of the fleet, by a command or over HTTP: checks each request, sends it to the
 //! store, and describes the result in words.
 
+use std::time::Duration;
+
 use futures_util::future::BoxFuture;
 use jiff::{Timestamp, civil, tz::TimeZone};
 
@@ -104,6 +106,15 @@ impl<'a> Asker<'a> {
         what: &'a Control,
         own: bool,
     ) -> Result<Triggered, Refusal> {
+        let before = match what {
+            Control::Trigger { key } if !own => {
+                let jobs = std::slice::from_ref(job);
+                let seen = self.ask(|| self.store.observe(jobs)).await?;
+                let state = seen.value.into_iter().next().flatten();
+                state.and_then(|st| st.waits_since(key))
+            }
+            _ => None,
+        };
         let reply = self.control(job, what).await?;
         if reply.value == Controlled::TooMany {
             return Err(too_many(job));
@@ -116,6 +127,7 @@ impl<'a> Asker<'a> {
             // A request that had to be repeated finds its own key.
             new: reply.value == Controlled::Done || own,
             occurrence,
+            waits_since: before,
             sent: reply.sent,
         })
     }
@@ -124,10 +136,12 @@ impl<'a> Asker<'a> {
 /// A trigger that the store has taken.
 #[derive(Debug)]
 pub(crate) struct Triggered {
-    /// False: this key was used before.
+    /// False: this key was used before the request.
     pub(crate) new: bool,
     /// As which occurrence it was decided, if it was.
     pub(crate) occurrence: Option<Occurrence>,
+    /// It was put in before the request, and waited.
+    pub(crate) waits_since: Option<i64>,
     pub(crate) sent: Boottime,
 }
 
@@ -381,6 +395,15 @@ pub(crate) fn triggered(
             format!("`{job}` was triggered with key `{key}` before and still waits; {who}")
         }
     }
+}
+
+/// What became of a trigger that waits although nobody may start it any more. `within`: the job's `start_within`.
+pub(crate) fn over(within: Duration, fleet: &Fleet, clock: Clock) -> String {
+    let why = standstill(fleet, clock).map_or(String::new(), |why| format!(": {why}"));
+    format!(
+        "no instance started it within `start_within` ({}); the next one that may start jobs records it as missed{why}",
+        words::took(i64::try_from(within.as_millis()).unwrap_or(i64::MAX))
+    )
 }
 
 /// The instances, other than one, that claim occurrences.

@@ -11,7 +11,7 @@ use crate::{
     config::{Config, Job},
     logic::{
         attempts, belief,
-        claim::{Last, Open, State},
+        claim::{Last, Open, Pending, State, trigger_is_over},
         coming::{Coming, PassedOver},
         notify::{
             Notes,
@@ -470,6 +470,9 @@ pub(crate) struct JobView {
     /// How many of the next occurrences will be skipped.
     pub skip: u32,
     /// Manual triggers that nobody has claimed yet.
+    /// Those of `triggers` that nobody may start any more: they are recorded as missed once an instance may start jobs.
+    #[serde(skip_serializing_if = "is_none_of")]
+    pub triggers_over: usize,
     pub triggers: usize,
     /// The fleet registered, or runs, another definition than the caller's configuration has.
     pub other_definition: bool,
@@ -482,6 +485,14 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
 }
+#[expect(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_none_of(n: &usize) -> bool {
+    *n == 0
+}
+
 
 /// A planned occurrence that will not run. Neither will those that are planned between it and `next`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -634,6 +645,10 @@ pub(crate) fn job(
         }),
         paused: paused(st, now).map(Box::new),
         skip: st.skip,
+        triggers_over: job.map_or(0, |job| {
+            let over = |t: &&Pending| trigger_is_over(t.at, job.start_within, now);
+            st.triggers.iter().filter(over).count()
+        }),
         triggers: st.triggers.len(),
         other_definition: other(&st.definition) || held().any(|o| other(&o.run.definition)),
         lapsed: held().any(|o| now - o.renewed_at > o.run.lease),

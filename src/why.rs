@@ -7,7 +7,7 @@ use crate::{
     config::Job,
     logic::{
         belief::SLACK,
-        claim::{Overlap, State, planned_never},
+        claim::{Overlap, State, planned_never, trigger_is_over},
         schedule::{Schedule, differs, next_of},
     },
     model::{InstanceId, JobName, Occurrence, Outcome},
@@ -331,17 +331,14 @@ impl Facts<'_> {
             return self.told_as_lost(decisions);
         }
         if self.triggers().any(|waits| waits == at) {
+            let over = |j: &&Job| trigger_is_over(at.0, j.start_within, now);
+            if let Some(job) = self.job.filter(over) {
+                let over = acts::over(job.start_within, &self.fleet, self.clock);
+                return format!("It is a trigger, and {over}.");
+            }
             let why = acts::standstill(&self.fleet, self.clock);
             let why = why.map_or(String::new(), |why| format!(": {why}"));
-            let within = self.job.map(|j| j.start_within.as_millis() as i64);
-            return match within.filter(|within| at.0.saturating_add(*within) < now) {
-                Some(within) => format!(
-                    "It is a trigger that no instance started within `start_within` ({}); the next one that may start \
-                     jobs records it as missed{why}.",
-                    words::took(within)
-                ),
-                None => format!("It is a trigger that no instance has started yet{why}."),
-            };
+            return format!("It is a trigger that no instance has started yet{why}.");
         }
         let unplanned = !planned && decisions.is_empty();
         if unplanned && let Some(why) = self.job.and_then(|job| unplanned_words(job, at, now)) {

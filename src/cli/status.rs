@@ -358,8 +358,16 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
             }
         ));
     }
-    if j.triggers > 0 {
-        notes.push(format!("{} waiting", count(j.triggers, "trigger")));
+    let waiting = j.triggers - j.triggers_over;
+    if waiting > 0 {
+        notes.push(format!("{} waiting", count(waiting, "trigger")));
+    }
+    if j.triggers_over > 0 {
+        notes.push(format!(
+            "{} not started within `start_within`: to be recorded as missed, see `{}`",
+            count(j.triggers_over, "trigger"),
+            command("why", &[j.job.as_str()])
+        ));
     }
     if let Some(t) = j.decided_ahead {
         notes.push(format!(

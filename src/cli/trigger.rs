@@ -16,7 +16,7 @@ use crate::{
     clock::Boottime,
     config::Job,
     logic::{
-        claim::{Control, Open, State},
+        claim::{Control, Open, State, trigger_is_over},
         observe,
     },
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
@@ -107,8 +107,17 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
             let of_it = history.into_iter().filter(|r| r.occurrence.0 == at.0);
             answer.run = of_it.max_by_key(|r| r.attempt).map(RunView::from);
         }
+        let is_over = |since: &i64| trigger_is_over(*since, job.start_within, clock.now);
+        let over = triggered.waits_since.filter(is_over);
+        let over = over.map(|_| acts::over(job.start_within, &fleet, clock));
         let who = || who(&fleet, clock, Some(&ctx.config.digest));
-        ctx.out.say(&answer, || requested(&answer, &who()))?;
+        ctx.out.say(&answer, || match &over {
+            Some(over) if answer.occurrence.is_none() => format!(
+                "`{}` was triggered with key `{key}` before, and {over}; {ANOTHER_KEY}\n",
+                job.name
+            ),
+            _ => requested(&answer, &who()),
+        })?;
         return Ok(Exit::Ok);
     }
     if !ctx.out.json
@@ -125,6 +134,10 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
         job,
         key: &key,
         since: triggered.sent,
+        waited_before: (triggered.waits_since).map_or(Duration::ZERO, |since| {
+            let ms = clock.now.saturating_sub(since).max(0);
+            Duration::from_millis(ms as u64)
+        }),
         occurrence: answer.occurrence.map(|t| Occurrence(t.0)),
         following: None,
         printer: Printer::new(None),
@@ -177,6 +190,8 @@ struct Wait<'a> {
     key: &'a str,
     /// When the run was requested, by this host's clock: the store's may be wrong.
     since: Boottime,
+    /// A trigger that was put in before had waited so long by then, by the store's clock.
+    waited_before: Duration,
     occurrence: Option<Occurrence>,
     following: Option<Reader>,
     /// Writes the output that is shown.
@@ -395,8 +410,9 @@ impl Wait<'_> {
         if !st.triggers.iter().any(|t| t.key == self.key) {
             return Err(lost(&self.job.name));
         }
-        let (within, waited) = (self.job.start_within, self.waited());
-        let overdue = waited > within + PATIENCE;
+        let within = self.job.start_within.saturating_sub(self.waited_before);
+        let waited = self.waited();
+        let overdue = waited > within + PATIENCE || within.is_zero();
         let (fleet, clock) = self.fleet().await?;
         let job = &self.job.name;
         let (reason, hint) = match obstacle(&fleet, clock) {
@@ -418,6 +434,11 @@ impl Wait<'_> {
                     crate::words::command("why", &[job.as_str()])
                 ),
             ),
+        };
+        let waited = waited + self.waited_before;
+        let hint = match self.waited_before.is_zero() {
+            true => hint,
+            false => format!("the trigger is to be recorded as missed: {ANOTHER_KEY}, or none"),
         };
         Err(Failure::TryAgain {
             message: format!(

@@ -561,7 +561,8 @@ mod tests {
         f.state.as_mut().unwrap().triggers[0].at = old;
         let verdict = f.explain(Occurrence(old)).verdict;
         assert!(
-            verdict.starts_with("It is a trigger that no instance started within `start_within` (")
+            verdict
+                .starts_with("It is a trigger, and no instance started it within `start_within` (")
                 && verdict.contains("records it as missed: no instance is up"),
             "{verdict}"
         );

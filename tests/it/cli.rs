@@ -703,6 +703,39 @@ fn to_look_makes_no_database() {
     assert_eq!(left, ["jobs.toml"]);
 }
 
+/// Nobody may start it any more, and nobody has recorded that yet.
+#[test]
+fn a_trigger_whose_time_is_over_is_told_as_such() {
+    let fleet = Fleet::start();
+    let beside = |args: &[&str]| fleet.run_beside("web-1", true, args);
+    let asks = ["trigger", "often", "--key", "k"];
+    let said = beside(&asks).ok();
+    assert!(said.contains("is triggered with key `k`"), "{said}");
+    let over = "no instance started it within `start_within` (1.00 s); the next one that may start jobs records it as \
+                missed: all live instances drain";
+    let said = wait_for("its time is over", || {
+        let said = beside(&asks).ok();
+        said.contains("was triggered with key `k` before, and ")
+            .then_some(said)
+    });
+    assert!(said.contains(over), "{said}");
+    assert!(said.ends_with("; use another --key to run it\n"), "{said}");
+    let why = beside(&["why", "often"]).ok();
+    assert!(why.contains(over), "{why}");
+    let status = beside(&["status"]).ok();
+    let note = "1 trigger not started within `start_within`: to be recorded as missed, see `soloist why often`";
+    assert!(
+        status.contains(note) && !status.contains("trigger waiting"),
+        "{status}"
+    );
+    let (chain, hint) = beside(&["trigger", "often", "--key", "k", "--wait"]).failed(75);
+    assert!(
+        chain.starts_with("no instance claimed `often` within "),
+        "{chain}"
+    );
+    assert!(hint.contains("use another --key"), "{hint}");
+}
+
 /// What the schedule plans is no more than a plan: `next` says what people have made of it.
 #[test]
 fn next_says_what_will_not_run() {

@@ -347,7 +347,7 @@ fn condition(state: &State, l: &Line) -> (&'static str, String, Mood) {
     if !v.awaited.is_empty() {
         return (state.mark("↻", "~"), "retries".into(), Mood::Warn);
     }
-    if v.triggers > 0 {
+    if v.triggers > v.triggers_over {
         return (state.mark("▷", ">"), "triggered".into(), Mood::Busy);
     }
     if v.paused.is_some() {

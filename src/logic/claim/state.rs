@@ -1,5 +1,7 @@
 //! What the store keeps of one job.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::{AFTER_LOSS, Answer, Claim, Grant, Missed, Observed, PAUSED, PAUSED_WAIT_MS, REMOVED};
@@ -261,6 +263,11 @@ pub struct Triggered {
     pub at: i64,
 }
 
+/// Whether nobody may start a trigger any more that was put in at `since`. `within`: the job's `start_within`.
+pub fn trigger_is_over(since: i64, within: Duration, now: i64) -> bool {
+    since.saturating_add(i64::try_from(within.as_millis()).unwrap_or(i64::MAX)) < now
+}
+
 /// Forgets the keys whose time is over.
 pub fn forget_keys(triggered: &mut Vec<Triggered>, now: i64) {
     let own = triggered.iter().filter(|t| own_key(&t.key)).count();
@@ -318,6 +325,10 @@ impl State {
     pub(super) fn decided_in(&self, m: &Missed) -> bool {
         let early = || self.early.iter().any(|at| m.first <= *at && *at <= m.last);
         m.last.0 > self.newest && (m.first.0 <= self.newest || early())
+    }
+    /// When the trigger with this key was put in, if it waits.
+    pub fn waits_since(&self, key: &str) -> Option<i64> {
+        Some(self.triggers.iter().find(|t| t.key == key)?.at)
     }
     /// A trigger is decided, at `now`. Old keys are forgotten when the next trigger is put in.
     pub(super) fn remember_trigger(&mut self, key: &str, occurrence: Occurrence, now: i64) {
