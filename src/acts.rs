@@ -57,14 +57,25 @@ impl<'a> Asker<'a> {
         self,
         f: impl Fn() -> BoxFuture<'a, Result<T, store::Error>>,
     ) -> Result<T, Refusal> {
-        for failures in 1..=self.retry.attempts {
+        self.ask_counted(f).await.map(|(reply, _)| reply)
+    }
+
+    /// The same, with how often the request was repeated: each may have done its work.
+    async fn ask_counted<T>(
+        self,
+        f: impl Fn() -> BoxFuture<'a, Result<T, store::Error>>,
+    ) -> Result<(T, u32), Refusal> {
+        let mut repeated = 0;
+        loop {
             match f().await {
-                Err(e) if e.is_transient() => tracing::debug!(error = %e, "asking again"),
-                other => return other.map_err(Refusal::Store),
+                Err(e) if e.is_transient() && repeated < self.retry.attempts => {
+                    tracing::debug!(error = %e, "asking again");
+                }
+                other => return other.map(|v| (v, repeated)).map_err(Refusal::Store),
             }
-            tokio::time::sleep(self.retry.pause(failures, fastrand::f64())).await;
+            repeated += 1;
+            tokio::time::sleep(self.retry.pause(repeated, fastrand::f64())).await;
         }
-        f().await.map_err(Refusal::Store)
     }
 
     /// # Errors
@@ -74,10 +85,19 @@ impl<'a> Asker<'a> {
         job: &'a JobName,
         what: &'a Control,
     ) -> Result<Reply<Controlled>, Refusal> {
-        let reply = self.ask(|| self.store.control(job, what)).await?;
+        self.controlled(job, what).await.map(|(reply, _)| reply)
+    }
+
+    /// The same, with how often the request was repeated.
+    async fn controlled(
+        self,
+        job: &'a JobName,
+        what: &'a Control,
+    ) -> Result<(Reply<Controlled>, u32), Refusal> {
+        let (reply, repeated) = (self.ask_counted(|| self.store.control(job, what))).await?;
         match reply.value {
             Controlled::Absent => Err(self.absent(job).await),
-            _ => Ok(reply),
+            _ => Ok((reply, repeated)),
         }
     }
 
@@ -111,11 +131,11 @@ impl<'a> Asker<'a> {
                 let jobs = std::slice::from_ref(job);
                 let seen = self.ask(|| self.store.observe(jobs)).await?;
                 let state = seen.value.into_iter().next().flatten();
-                state.and_then(|st| st.waits_since(key))
+                state.map(|st| (st.knows_key(key), st.waits_since(key)))
             }
             _ => None,
         };
-        let reply = self.control(job, what).await?;
+        let (reply, repeated) = self.controlled(job, what).await?;
         if reply.value == Controlled::TooMany {
             return Err(too_many(job));
         }
@@ -123,11 +143,12 @@ impl<'a> Asker<'a> {
             Controlled::Triggered(at) => Some(at),
             _ => None,
         };
+        // A request that had to be repeated finds its own key, which nobody had used before it.
+        let found_own = repeated > 0 && before.is_some_and(|(known, _)| !known);
         Ok(Triggered {
-            // A request that had to be repeated finds its own key.
-            new: reply.value == Controlled::Done || own,
+            new: reply.value == Controlled::Done || own || found_own,
             occurrence,
-            waits_since: before,
+            waits_since: before.and_then(|(_, since)| since),
             sent: reply.sent,
         })
     }
@@ -386,7 +407,11 @@ pub(crate) fn triggered(
     who: &str,
 ) -> String {
     match (occurrence, new) {
-        (Some(at), _) => format!(
+        (Some(at), true) => format!(
+            "`{job}` is triggered with key `{key}`, as the occurrence of {}",
+            words::instant(at.0)
+        ),
+        (Some(at), false) => format!(
             "key `{key}` of `{job}` was used before, for {}: the job does not run again",
             words::instant(at.0)
         ),

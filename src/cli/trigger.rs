@@ -72,7 +72,7 @@ pub(super) struct Trigger {
 struct Answer<'a> {
     job: &'a JobName,
     key: &'a str,
-    /// False: this key was used before.
+    /// False: this key was used before this command.
     new: bool,
     /// Null until an instance has claimed it.
     occurrence: Option<Time>,
@@ -614,7 +614,13 @@ mod tests {
             requested(&a, "one of 3 live instances claims it"),
             "`draw` is triggered with key `k`; one of 3 live instances claims it\n"
         );
-        a.new = false;
+        // The store's answer was lost, and an instance took it before the request was repeated.
+        a.occurrence = Some(Time(1_795_233_600_000));
+        assert_eq!(
+            requested(&a, ""),
+            "`draw` is triggered with key `k`, as the occurrence of 2026-11-21T04:00:00Z\n"
+        );
+        (a.new, a.occurrence) = (false, None);
         assert_eq!(
             requested(&a, "no instance is up to claim it"),
             "`draw` was triggered with key `k` before and still waits; no instance is up to claim it\n"

@@ -426,7 +426,7 @@ fn advice_knows_how_long_runs_take_and_how_fast_the_store_is() {
         false
     );
 
-    let proxy = Proxy::start(fleet._server.port());
+    let proxy = Proxy::start(fleet.server.port());
     proxy.set(Fault::DelayReplies(Duration::from_millis(200)));
     fleet.files = Files::new(&format!(
         "[store]\nurl = '{}'\n[defaults]\nlease = '2s'\n{JOBS}",
@@ -703,6 +703,47 @@ fn to_look_makes_no_database() {
     assert_eq!(left, ["jobs.toml"]);
 }
 
+/// The store's answer is lost, and the command asks again: it has used the key itself.
+#[test]
+fn a_key_that_the_command_itself_has_used_is_not_one_that_was_used_before() {
+    let fleet = Fleet::start();
+    let config = std::fs::read_to_string(fleet.files.dir.path().join("jobs.toml")).expect("read");
+    let proxy = Proxy::start(fleet.server.port());
+    let through = config.replace(&fleet.server.url(), &proxy.url());
+    assert_ne!(through, config);
+    std::fs::write(fleet.files.dir.path().join("through.toml"), through).expect("written");
+    let asked = |words: &[&str]| {
+        let config = &["--config", "through.toml", "trigger", "draw"][..];
+        fleet.run(&[config, words].concat())
+    };
+    // What the script answers that writes the trigger.
+    let look = (fleet.runtime).block_on(async { fleet.store.heartbeat(None).await });
+    let incarnation = look.expect("a look").incarnation;
+    let done: &'static str = format!("{incarnation}\r\n:1\r\n").leak();
+    for (words, new) in [
+        (&["--key", "k", "--json"][..], true),
+        // Now it was used before, whatever is lost.
+        (&["--key", "k", "--json"], false),
+        (&["--key", "k2", "--json"], true),
+    ] {
+        let lost = proxy.struck();
+        proxy.set(Fault::LoseReply(done));
+        let said = asked(words).json();
+        assert_eq!(said["new"], new, "{said}");
+        assert_eq!(
+            proxy.struck() - lost,
+            usize::from(new),
+            "the reply was lost"
+        );
+    }
+    proxy.set(Fault::LoseReply(done));
+    let said = asked(&["--key", "k3"]).ok();
+    assert!(
+        said.starts_with("`draw` is triggered with key `k3`; "),
+        "{said}"
+    );
+}
+
 /// Nobody may start it any more, and nobody has recorded that yet.
 #[test]
 fn a_trigger_whose_time_is_over_is_told_as_such() {
@@ -810,7 +851,7 @@ fn next_says_what_will_not_run() {
 /// A store of its own, and an instance's side of the Store contract.
 struct Fleet {
     files: Files,
-    _server: RedisServer,
+    server: RedisServer,
     runtime: tokio::runtime::Runtime,
     store: Arc<dyn Store>,
     config: Config,
@@ -834,7 +875,7 @@ impl Fleet {
         let store = runtime.block_on(async { store::open(&config.store).expect("a store") });
         Self {
             files,
-            _server: server,
+            server,
             runtime,
             store,
             config,

@@ -326,6 +326,10 @@ impl State {
         let early = || self.early.iter().any(|at| m.first <= *at && *at <= m.last);
         m.last.0 > self.newest && (m.first.0 <= self.newest || early())
     }
+    /// A trigger with this key was put in before: it waits, or is decided, and its key is remembered.
+    pub fn knows_key(&self, key: &str) -> bool {
+        self.waits_since(key).is_some() || self.triggered.iter().any(|t| t.key == key)
+    }
     /// When the trigger with this key was put in, if it waits.
     pub fn waits_since(&self, key: &str) -> Option<i64> {
         Some(self.triggers.iter().find(|t| t.key == key)?.at)
