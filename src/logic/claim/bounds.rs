@@ -480,6 +480,35 @@ fn a_trigger_that_nobody_started_in_time_is_recorded_at_its_own_time() {
 /// One that ran early has its own outcome: no record of several reaches over it.
 #[test]
 fn what_ran_early_divides_what_a_loss_kept_back() {
+/// Two records of one instant are one for who looks for it.
+#[test]
+fn triggers_of_one_millisecond_have_a_record_each() {
+    for first in [T - 60_001, T - 60_000, T - 60_002] {
+        // A run that was granted in that very millisecond has it, too.
+        for newest in [first - 5, first] {
+            let mut st = State { newest, ..known() };
+            for n in 0..4 {
+                let put = Control::Trigger { key: n.to_string() };
+                let (said, with, _) = controlled(st, &put, first);
+                assert_eq!(said, Controlled::Done);
+                st = with;
+            }
+            let mut at = std::collections::BTreeSet::from([newest]);
+            for n in 0..4 {
+                let c = Claim {
+                    start_by: first + 1000,
+                    ..triggers(&n.to_string(), None)
+                };
+                let record = claimed(&mut st, &c, T).1.records.remove(0);
+                assert_eq!(record.outcome, Outcome::Missed);
+                assert!(at.insert(record.occurrence.0), "{record:?}");
+                assert_ne!(record.occurrence.0 % 1000, 0);
+            }
+            assert!(at.last().is_some_and(|last| last - first <= 5), "{at:?}");
+        }
+    }
+}
+
     let mut st = State {
         newest: T - 5000,
         lost_until: T,

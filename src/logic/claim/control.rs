@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, StopRequest, forget_keys, own_key,
+    planned_never,
 };
 use crate::model::{JobName, LAST_MS, Occurrence, RunId};
 
@@ -184,14 +185,24 @@ fn trigger(
     if st.triggers.len() + kept >= KEYS_MOST {
         return Controlled::TooMany;
     }
+    // Each has an instant of its own, which is that of its record if nobody starts it in time.
+    let taken = |at: Occurrence| {
+        let mut waiting = st.triggers.iter();
+        at.0 == st.newest || waiting.any(|t| planned_never(t.at) == at)
+    };
+    let mut at = now;
+    while at < LAST_MS && taken(planned_never(at)) {
+        at += 1;
+    }
+    let key = key.to_owned();
     st.triggers.push(Pending {
-        key: key.to_owned(),
-        at: now,
+        key: key.clone(),
+        at,
     });
     effects.events.push(Event::Triggered {
         job: job.clone(),
-        key: key.to_owned(),
-        at: now,
+        key,
+        at,
     });
     Controlled::Done
 }
