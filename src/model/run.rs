@@ -421,8 +421,8 @@ impl Wait {
                 "the store did not answer, or granted nothing, or its clock was not believed"
             }
             Self::Overdue => {
-                "no instance could start it: each was stopped, suspended, drained or cut off from the store, or did \
-                               not have the job yet"
+                "no instance could start it: each was stopped, suspended, drained or cut off from the store, or had \
+                               not registered the job yet, which was new or had been enabled again"
             }
             Self::Host => "its host took too long to start it, after the store had granted it",
         }

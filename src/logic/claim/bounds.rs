@@ -433,6 +433,9 @@ fn what_a_pause_kept_from_running_is_skipped_also_if_it_comes_late() {
 
 #[test]
 fn what_kept_something_from_a_start_in_time_stands_in_its_record() {
+    // An instance that is up, and has just enabled the job, could not start it either.
+    let nobody = Wait::Overdue.cause();
+    assert!(nobody.ends_with("or had been enabled again"), "{nobody}");
     for wait in Wait::ALL {
         let c = |start_by, target: Claim| Claim {
             start_by,
@@ -477,9 +480,6 @@ fn a_trigger_that_nobody_started_in_time_is_recorded_at_its_own_time() {
     }
 }
 
-/// One that ran early has its own outcome: no record of several reaches over it.
-#[test]
-fn what_ran_early_divides_what_a_loss_kept_back() {
 /// Two records of one instant are one for who looks for it.
 #[test]
 fn triggers_of_one_millisecond_have_a_record_each() {
@@ -509,6 +509,9 @@ fn triggers_of_one_millisecond_have_a_record_each() {
     }
 }
 
+/// One that ran early has its own outcome: no record of several reaches over it.
+#[test]
+fn what_ran_early_divides_what_a_loss_kept_back() {
     let mut st = State {
         newest: T - 5000,
         lost_until: T,
