@@ -197,8 +197,9 @@ impl RunView {
     }
 }
 
-/// When an attempt was due: at the planned instant, and a retry after the end of the attempt before. Counted from the
-/// instant, a retry in time would look late; a takeover is as late as the death of the holder made it. None: not known.
+/// When an attempt was due: the first at the planned instant, and a later one after the end of the one before. Counted
+/// from the instant, a retry or a takeover in time would look late. A run whose holder died ended when it was found
+/// dead. None: not known.
 fn due(
     job: Option<&Job>,
     occurrence: Time,
@@ -206,7 +207,7 @@ fn due(
     trigger: Trigger,
     end_before: impl FnOnce() -> Option<Time>,
 ) -> Option<Time> {
-    if attempt <= 1 || trigger == Trigger::Takeover {
+    if attempt <= 1 {
         return Some(occurrence);
     }
     let pause = match trigger {
@@ -470,10 +471,10 @@ pub(crate) struct JobView {
     /// How many of the next occurrences will be skipped.
     pub skip: u32,
     /// Manual triggers that nobody has claimed yet.
+    pub triggers: usize,
     /// Those of `triggers` that nobody may start any more: they are recorded as missed once an instance may start jobs.
     #[serde(skip_serializing_if = "is_none_of")]
     pub triggers_over: usize,
-    pub triggers: usize,
     /// The fleet registered, or runs, another definition than the caller's configuration has.
     pub other_definition: bool,
     /// The lease of an active run was not renewed for its whole length, so its holder is probably gone.
@@ -485,6 +486,7 @@ pub(crate) struct JobView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreadable: Option<String>,
 }
+
 #[expect(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde passes a reference"
@@ -492,7 +494,6 @@ pub(crate) struct JobView {
 fn is_none_of(n: &usize) -> bool {
     *n == 0
 }
-
 
 /// A planned occurrence that will not run. Neither will those that are planned between it and `next`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -645,11 +646,11 @@ pub(crate) fn job(
         }),
         paused: paused(st, now).map(Box::new),
         skip: st.skip,
+        triggers: st.triggers.len(),
         triggers_over: job.map_or(0, |job| {
             let over = |t: &&Pending| trigger_is_over(t.at, job.start_within, now);
             st.triggers.iter().filter(over).count()
         }),
-        triggers: st.triggers.len(),
         other_definition: other(&st.definition) || held().any(|o| other(&o.run.definition)),
         lapsed: held().any(|o| now - o.renewed_at > o.run.lease),
         overdue: job.and_then(|job| overdue(job, success(st), now)),
@@ -987,7 +988,7 @@ mod tests {
         };
         assert_eq!(
             late(&all, Some(job)),
-            [Some(13_030), Some(20), Some(10), Some(5)]
+            [Some(30), Some(20), Some(10), Some(5)]
         );
         // While it runs nobody knows when its command was started.
         let open = Open {
@@ -1011,7 +1012,7 @@ mod tests {
         };
         assert_eq!(RunView::running(&job.name, &open).lateness_ms, None);
         // Without its configuration, or the attempt before, nobody knows when it was due.
-        assert_eq!(late(&all, None), [Some(13_030), None, None, Some(5)]);
+        assert_eq!(late(&all, None), [Some(30), None, None, Some(5)]);
         assert_eq!(late(&all[1..2], Some(job)), [None]);
     }
 
