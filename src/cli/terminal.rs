@@ -22,8 +22,10 @@ use tracing_subscriber::{
 use super::show::STDERR;
 use crate::{clock, runner::LOG_TARGET, text, words};
 
-/// A longer name is not cut, and moves its line.
+/// A longer name moves its line.
 const COLUMN: usize = 14;
+/// Of a name that is longer than this the middle is left out: at 80 columns there is room for what is said.
+const LONGEST: usize = 20;
 /// Colours that are told apart on a dark and on a light ground, and that no level has.
 const COLOURS: [u8; 10] = [33, 36, 64, 71, 98, 133, 135, 166, 172, 205];
 const DIM: Style = Style::new().dimmed();
@@ -110,11 +112,11 @@ impl ForEyes {
     fn line(&self, time: &str, level: Level, target: &str, said: &Said) -> String {
         let job = said.job.as_deref();
         let (name, style) = match job {
-            Some(job) => (job, self.colour(job)),
-            None => ("soloist", DIM),
+            Some(job) => (self.short(job), self.colour(job)),
+            None => ("soloist".to_owned(), DIM),
         };
         let pad = " ".repeat(COLUMN.saturating_sub(name.chars().count()));
-        let column = format!("{}{pad}", self.paint(style, name));
+        let column = format!("{}{pad}", self.paint(style, &name));
         let time = self.paint(DIM, time);
         if target == LOG_TARGET {
             let mark = match (said.stream.as_deref(), self.unicode) {
@@ -144,6 +146,20 @@ impl ForEyes {
             false => self.paint(DIM, &format!("  ({})", fields.join(", "))),
         };
         format!("{time}  {column}  {what}{fields}")
+    }
+
+    /// The name, with its begin and its end if it is too long: jobs that belong together often begin alike.
+    fn short(&self, name: &str) -> String {
+        let chars: Vec<char> = name.chars().collect();
+        if chars.len() <= LONGEST {
+            return name.to_owned();
+        }
+        let mark = if self.unicode { "…" } else { "~" };
+        let kept = LONGEST - 1;
+        let (begin, end) = (kept.div_ceil(2), kept / 2);
+        let begin: String = chars[..begin].iter().collect();
+        let end: String = chars[chars.len() - end..].iter().collect();
+        format!("{begin}{mark}{end}")
     }
 
     /// The message in words; takes the fields that it uses.
@@ -259,6 +275,7 @@ pub(super) fn unicode(var: impl Fn(&str) -> Option<String>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::JobName;
 
     fn eyes(colours: bool, unicode: bool) -> ForEyes {
         ForEyes {
@@ -326,13 +343,30 @@ mod tests {
         );
         assert_eq!(
             line(Level::WARN, "soloist::holder", &ended),
-            "12:30:05  a-job-with-a-long-name  timed out, SIGTERM after 4.00 s"
+            "12:30:05  a-job-with…long-name  timed out, SIGTERM after 4.00 s"
         );
         let other = said(None, "the store does not answer", &[("error", "timeout")]);
         assert_eq!(
             line(Level::ERROR, "soloist", &other),
             "12:30:05  soloist         error: the store does not answer  (error timeout)"
         );
+    }
+
+    #[test]
+    fn the_longest_name_leaves_room_for_what_is_said_at_80_columns() {
+        let name = format!("{}-eu", "x".repeat(JobName::LONGEST - 3));
+        for unicode in [true, false] {
+            let out = said(Some(&name), "copied", &[("stream", "stdout")]);
+            let line = eyes(false, unicode).line("12:30:05", Level::INFO, LOG_TARGET, &out);
+            let column = line.strip_suffix(" copied").expect("what is said");
+            assert!(column.chars().count() <= 34, "{line}");
+            assert!(column.contains("xxx-eu  "), "{line}");
+            assert_eq!(line.is_ascii(), !unicode);
+        }
+        let whole = "x".repeat(LONGEST);
+        let out = said(Some(&whole), "copied", &[("stream", "stdout")]);
+        let line = eyes(false, true).line("12:30:05", Level::INFO, LOG_TARGET, &out);
+        assert!(line.contains(&whole), "{line}");
     }
 
     #[test]
