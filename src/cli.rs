@@ -294,7 +294,11 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     {
         return notify::test(args, &config, &out);
     }
-    match cli.command {
+    let mut command = cli.command;
+    if let Command::Why(args) = &mut command {
+        args.read(&config)?;
+    }
+    match command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
             early::share_heap();

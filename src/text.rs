@@ -3,7 +3,7 @@
 
 use std::{fmt::Write as _, ops::RangeInclusive};
 
-use jiff::fmt::temporal::Pieces;
+use jiff::{civil, fmt::temporal::Pieces, tz::TimeZone};
 
 /// What a terminal may take for a command, or what changes how the text around it is read.
 pub(crate) fn acts(c: char) -> bool {
@@ -152,9 +152,94 @@ pub(crate) fn instant(text: &str) -> Result<i64, String> {
     }
 }
 
+/// An instant, also as the commands print it for people: a date and a time of the zone, with or without the day of the
+/// week before it and the offset behind it.
+///
+/// # Errors
+/// Says how to write it.
+pub(crate) fn instant_or_local(text: &str, zone: &str) -> Result<i64, String> {
+    const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+    let want = || {
+        format!(
+            "write it as 2026-03-01T03:00:00Z, as `2026-03-01 11:00` or `Sun 2026-03-01 11:00:00 +08:00` (local time in \
+             {}), or as Unix milliseconds",
+            line(zone)
+        )
+    };
+    let mut words: Vec<&str> = text.split_whitespace().collect();
+    if words.first().is_some_and(|word| DAYS.contains(word)) {
+        words.remove(0);
+    }
+    let offset = words.pop_if(|word| word.starts_with(['+', '-']));
+    let local = words.join(" ");
+    let at = instant(&(local.clone() + offset.unwrap_or_default()));
+    let Ok(local) = local.parse::<civil::DateTime>() else {
+        return at.map_err(|_| want());
+    };
+    // Something with an offset or a `Z` is a local time, too, for that parser.
+    if at.is_ok() || offset.is_some() {
+        return at.map_err(|_| want());
+    }
+    let zoned = TimeZone::get(zone)
+        .unwrap_or(TimeZone::UTC)
+        .to_ambiguous_zoned(local);
+    let zoned = zoned.unambiguous().map_err(|_| {
+        format!(
+            "in {} the clocks are changed then, so that this time comes twice, or never: write it with its offset, as \
+             2026-10-25T02:30:00+02:00",
+            line(zone)
+        )
+    })?;
+    let ms = zoned.timestamp().as_millisecond();
+    INSTANTS.contains(&ms).then_some(ms).ok_or_else(want)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_instant_is_read_as_it_is_printed() {
+        let berlin = |text: &str| instant_or_local(text, "Europe/Berlin");
+        let at = 1_795_258_800_000; // 2026-11-21T11:00:00Z
+        for text in [
+            "2026-11-21T11:00:00Z",
+            "2026-11-21T12:00:00+01:00",
+            "1795258800000",
+            "Sat 2026-11-21 12:00:00 +01:00",
+            "Sat 2026-11-21 19:00:00 +08:00",
+            "Sat 2026-11-21 06:00:00 -05:00",
+            "2026-11-21 12:00:00 +01:00",
+            "Sat 2026-11-21 12:00:00",
+            "2026-11-21 12:00:00.000",
+            "2026-11-21 12:00",
+            "2026-11-21T12:00",
+        ] {
+            assert_eq!(berlin(text), Ok(at), "{text}");
+        }
+        assert_eq!(berlin("2026-11-21 12:00:00.007"), Ok(at + 7));
+        assert_eq!(instant_or_local("2026-11-21 11:00", "UTC"), Ok(at));
+        for text in ["", "noon", "Sat", "12:00", "2026-11-21 25:00", "+01:00"] {
+            let said = berlin(text).expect_err(text);
+            for form in [
+                "Z, ",
+                "`Sun 2026-03-01 11:00:00 +08:00`",
+                "Berlin",
+                "Unix ms",
+            ] {
+                assert!(
+                    said.contains(&form.replace("Unix ms", "Unix milliseconds")),
+                    "{said}"
+                );
+            }
+        }
+        // The hour that comes twice, and the one that never comes.
+        for text in ["2026-10-25 02:30", "2026-03-29 02:30"] {
+            let said = berlin(text).expect_err(text);
+            assert!(said.contains("twice, or never"), "{said}");
+        }
+        assert!(berlin("2026-10-25 02:30:00 +02:00").is_ok());
+    }
 
     #[test]
     fn what_acts_on_a_terminal_is_written_out() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{
-    Context, Exit, Failure, history, instant, logs,
+    Context, Exit, Failure, history, logs,
     show::{self, BOLD, Cell, DIM, PLAIN, WARN, count, relative, took},
 };
 pub(crate) use crate::why::{Facts, WhyView};
@@ -11,6 +11,7 @@ use crate::{
     config::Config,
     model::{InstanceId, JobName, Occurrence},
     store::HISTORY_KEPT,
+    text::{instant_or_local, line},
     view::RunView,
     why::unplanned_words,
     words::command,
@@ -23,22 +24,46 @@ Decisions are kept for 3 days, records of runs for 30.
 
 Examples:
   soloist why backup                          the latest occurrence, or trigger
-  soloist why backup 2026-11-20T03:00:00Z     this one; Unix milliseconds do as well")]
+  soloist why backup 2026-11-20T03:00:00Z     this one; Unix milliseconds do as well
+  soloist why backup 2026-11-20 11:00         the same as local time in the job's zone
+  soloist why backup 'Fri 2026-11-20 11:00:00 +08:00'     the same as `next` prints it")]
 pub(crate) struct Why {
     /// Name of the job
     job: String,
-    /// RFC 3339 or Unix milliseconds [default: the latest, or the latest trigger]
-    #[arg(value_parser = instant)]
-    occurrence: Option<i64>,
+    /// RFC 3339, Unix milliseconds, or local time in the job's zone, as `next` prints it [default: the latest, or the
+    /// latest trigger]
+    occurrence: Vec<String>,
+    /// What `occurrence` says.
+    #[arg(skip)]
+    at: Option<i64>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
 impl Why {
+    /// # Errors
+    /// The occurrence cannot be read.
+    pub(super) fn read(&mut self, config: &Config) -> Result<(), Failure> {
+        if self.occurrence.is_empty() {
+            return Ok(());
+        }
+        let text = self.occurrence.join(" ");
+        let job = config.jobs.get(&JobName::new(&self.job));
+        let zone = job.map_or("UTC", |job| &*job.timezone);
+        let at = instant_or_local(&text, zone).map_err(|hint| {
+            Failure::usage(
+                format!("`{}` is not understood as an instant", line(&text)),
+                hint,
+            )
+        })?;
+        self.at = Some(at);
+        Ok(())
+    }
+
     /// What the configuration alone says: nothing was planned for that time. None: more has to be known.
     pub(super) fn unplanned(&self, config: &Config, now: i64) -> Option<String> {
-        let at = Occurrence(self.occurrence?);
+        let at = Occurrence(self.at?);
         let job = config.jobs.get(&JobName::new(&self.job))?;
         let why = unplanned_words(job, at, now).filter(|_| !job.schedules.is_empty())?;
         Some(format!("{} {}\n{why}\n", job.name, show::instant(at.0)))
@@ -64,7 +89,7 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
         history: history.into_iter().map(RunView::from).collect(),
         decisions,
     };
-    let at = match args.occurrence {
+    let at = match args.at {
         Some(ms) => Occurrence(ms),
         None => facts.latest().ok_or_else(|| {
             let trigger = command("trigger", &[name.as_str()]);
@@ -587,7 +612,8 @@ mod tests {
         assert_eq!(said, why);
         let asks = |at| Why {
             job: "draw".into(),
-            occurrence: at,
+            occurrence: vec![],
+            at,
             json: false,
         };
         assert_eq!(

@@ -314,6 +314,19 @@ fn why_names_the_field_that_does_not_match_while_the_store_is_away() {
             "a 2026-11-20T03:07:00Z\nNothing was planned for that time: the schedule wants the minute to be 0, and this \
              is 03:07 in UTC.\n"
         );
+        // As the job's zone has it, as one word or as several.
+        let local = [
+            &["Fri 2026-11-20 03:07:00 +00:00"][..],
+            &["Fri", "2026-11-20", "03:07:00", "+00:00"],
+            &["2026-11-20", "03:07"],
+        ];
+        for words in local {
+            let same = files.run(&[&["why", "a"], words].concat());
+            assert_eq!((same.code, &same.out), (Some(69), &ran.out), "{words:?}");
+        }
+        let (chain, hint) = files.run(&["why", "a", "noon"]).failed(64);
+        assert_eq!(chain, "`noon` is not understood as an instant");
+        assert!(hint.contains("local time in UTC"), "{hint}");
         let planned = files.run(&["why", "a", "2026-11-20T03:00:00Z"]);
         assert_eq!((planned.code, planned.out.as_str()), (Some(69), ""));
     }
