@@ -237,7 +237,7 @@ fn offset(i: &InstanceView) -> String {
 fn instance_note(i: &InstanceView) -> String {
     let mut notes = vec![];
     if i.silent {
-        notes.push("silent");
+        notes.push("not heard from");
     }
     if i.draining {
         notes.push("draining");
@@ -296,7 +296,7 @@ fn running(j: &JobView, s: &StatusView) -> String {
             let since = r.started_at.map_or(0, |t| s.now.0 - t.0);
             let silent = |i: &InstanceView| i.silent && Some(&i.instance) == r.instance.as_ref();
             let note = match s.instances.iter().any(silent) {
-                true => ", which is silent",
+                true => ", which is not heard from",
                 false => "",
             };
             format!("{on} for {}{note}", took(since))
@@ -570,7 +570,7 @@ mod tests {
              INSTANCE  HOST  SEEN          CLOCK  CONFIG            JOBS  RUNNING  NOTE\n\
              web-1     web   1 s ago    +0.003 s  aaaaaaaa             4        1\n\
              web-2     web   now        +0.000 s  aaaaaaaa             4        1  draining\n\
-             web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  silent, wrong clock\n\
+             web-3     web   1 min ago  -1.234 s  cccccccc differs     4        ?  not heard from, wrong clock\n\
              \n\
              JOB      SCHEDULE    LAST       ENDED             TOOK  RUNNING ON        NEXT            NOTE\n\
              draw     0 12 * * *  succeeded  23 h 59 min ago  31 ms  web-1 for 3.30 s  in 2 d 20 h     \

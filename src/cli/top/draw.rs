@@ -304,7 +304,7 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
     let silent: Vec<&InstanceView> = state.instances.iter().filter(|i| i.silent).collect();
     if !silent.is_empty() {
         let who = names(silent.iter().map(|i| i.instance.as_str()));
-        said.push((format!("silent: {}", words::line(&who)), Mood::Warn));
+        said.push((format!("not heard from: {}", words::line(&who)), Mood::Warn));
     }
     let running: usize = jobs().map(|l| l.view.running.len()).sum();
     let paused = jobs().filter(|l| l.view.paused.is_some()).count();
@@ -802,9 +802,6 @@ fn instances(state: &State, buf: &mut Buffer, area: Rect) {
         );
         right(buf, area, jobs.x, y, jobs.width, &i.jobs.to_string(), PLAIN);
         let mut said = vec![i.host.clone()];
-        if i.silent {
-            said.push("silent".into());
-        }
         if i.draining {
             said.push("draining".into());
         }

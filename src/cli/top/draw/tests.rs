@@ -177,7 +177,7 @@ fn the_overview_at_80_by_24() {
         [
             "soloist   1 overview   2 timeline   3 instances                     15:12:41 UTC",
             "1 job fails: report",
-            "silent: web-2",
+            "not heard from: web-2",
             "4 jobs, 1 running, 1 paused; 1 live instance",
             "  JOB      STATE            NEXT IN LAST RUNS      TOOK     LATE RUN BY",
             "› backup   ‖ paused          paused ✓✓✓✓✓✓✓✓✓✓   1.24 s    12 ms web-1",
@@ -612,7 +612,8 @@ fn an_instance_is_shown_with_what_is_odd_about_it() {
     press(&mut s, "3");
     let text = screen(&s, 80, 24);
     assert!(text.contains("› web-1"), "{text}");
-    assert!(text.contains("web, silent"), "{text}");
+    assert!(text.contains("not heard from: web-2"), "{text}");
+    assert!(!text.contains("silent"), "{text}");
 }
 
 /// On the smallest screen all of the help can be scrolled to.
