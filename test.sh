@@ -65,7 +65,8 @@ if [ -n "$checks" ]; then
     step format cargo fmt --check
     step clippy cargo clippy --locked --all-targets -- -D warnings
     step features tests/features.sh
-    step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps
+    # --examples: of crates with the features that clippy has just checked them with; there are no examples.
+    step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib --examples
     # What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
     step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0
     finish
