@@ -82,8 +82,11 @@ const api = (path) => page.evaluate(async (p) => {
   return (await fetch(`api/v1/${p}`, { headers: t ? { Authorization: `Bearer ${t}` } : {} })).json();
 }, path);
 
+/** Requests that got no answer: what a page that was left asked for is among them. */
+const lost = [];
 function watch(origin = url) {
   page.on('pageerror', (e) => troubles.push(`an error on the page: ${e.message}`));
+  page.on('requestfailed', (r) => lost.push(`${r.url()}: ${r.failure()?.errorText}`));
   page.on('request', (r) => {
     const to = new URL(r.url());
     if (to.protocol.startsWith('http')
@@ -714,6 +717,9 @@ try {
   failed = findings > 0 || troubles.length > 0;
 } catch (error) {
   console.log(`failed: ${error.message}`);
+  const shown = await page.evaluate(() => document.body.innerText).catch((e) => e.message);
+  console.log(`the page shows: ${shown.slice(0, 500)}`);
+  console.log(`requests without an answer: ${lost.slice(-10).join('; ') || 'none'}`);
   if (own) console.log(`the log of the instance:\n${own.log(NAMES[0]).slice(-3000)}`);
 } finally {
   await browser.close();
