@@ -65,8 +65,13 @@ async function click(label, within = 'body') {
     await el.click();
   }
 }
+/** Waits for an element. A navigation that is not quite over may end the first wait. */
+async function appears(selector) {
+  const wait = () => page.waitForSelector(selector, { timeout: GENEROUS });
+  await wait().catch((error) => (error.name === 'TimeoutError' ? Promise.reject(error) : wait()));
+}
 async function type(selector, value) {
-  await page.waitForSelector(selector, { timeout: GENEROUS });
+  await appears(selector);
   await page.click(selector, { count: 3 });
   await page.keyboard.type(value);
 }
@@ -716,7 +721,7 @@ try {
   for (const t of new Set(troubles)) console.log(`trouble: ${t}`);
   failed = findings > 0 || troubles.length > 0;
 } catch (error) {
-  console.log(`failed: ${error.message}`);
+  console.log(`failed: ${error.message}${error.cause ? ` (${error.cause.message})` : ''}`);
   const shown = await page.evaluate(() => document.body.innerText).catch((e) => e.message);
   console.log(`the page shows: ${shown.slice(0, 500)}`);
   console.log(`requests without an answer: ${lost.slice(-10).join('; ') || 'none'}`);
