@@ -4,7 +4,11 @@ mod contest;
 mod register;
 mod run;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{BEGIN, Plan, Settling, World, server::Reply};
 use crate::{
@@ -16,7 +20,7 @@ use crate::{
         observe::WatchedLease,
         schedule::next_of,
     },
-    model::{Boottime, InstanceId, JobName, Occurrence, job::Job},
+    model::{Boottime, InstanceId, JobName, Occurrence, RunId, job::Job},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -47,6 +51,8 @@ pub(super) struct Instance {
     pub(super) wall_ahead: i64,
     pub(super) messages: u32,
     runs: u32,
+    /// What guards of this process were told to run: its will does not speak of it.
+    told: BTreeSet<RunId>,
     belief: Belief,
     epoch: EpochWatch,
     /// The longest quarantine that any of its jobs needs.
@@ -60,6 +66,7 @@ impl Clone for Instance {
     fn clone(&self) -> Self {
         Self {
             me: self.me.clone(),
+            told: self.told.clone(),
             belief: self.belief.clone(),
             epoch: self.epoch.clone(),
             jobs: self.jobs.clone(),
@@ -83,6 +90,7 @@ impl Instance {
             wall_ahead,
             messages,
             runs,
+            told,
             belief,
             epoch,
             quarantine,
@@ -92,7 +100,7 @@ impl Instance {
         } = self;
         write!(
             out,
-            "{generation}{alive}{frozen}{cut}{draining}{stopping}{wall_ahead}{messages}{runs}{belief:?}{epoch:?}\
+            "{generation}{alive}{frozen}{cut}{draining}{stopping}{wall_ahead}{messages}{runs}{told:?}{belief:?}{epoch:?}\
             {quarantine:?}{away}{beat_at:?}{jobs:?}"
         )
     }
@@ -193,6 +201,7 @@ impl Instance {
             wall_ahead: 0,
             messages: 0,
             runs: 0,
+            told: BTreeSet::new(),
             belief: Belief::default(),
             epoch: EpochWatch::default(),
             quarantine: longest(&plan.jobs),
@@ -214,6 +223,7 @@ impl Instance {
         });
         (self.generation, self.misled, self.begun) = (self.generation + 1, false, now);
         (self.alive, self.frozen, self.draining, self.stopping) = (true, false, false, false);
+        self.told.clear();
         (self.belief, self.epoch) = (Belief::default(), EpochWatch::default());
         (self.quarantine, self.away, self.beat_at) = (longest(&plan.jobs), false, now);
         self.jobs = plan.jobs.iter().map(here).collect();

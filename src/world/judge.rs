@@ -427,9 +427,10 @@ impl World {
                 .filter(|r| r.job == job.name)
                 .cloned()
                 .collect();
-            // From the first that was recorded on, each has an end. A record of several stands for those before it,
-            // which are two seconds apart.
-            let Some(first) = all.iter().map(|r| r.occurrence).min() else {
+            // From the first that was recorded on, each has an end; a trigger has an instant of its own. A record of
+            // several stands for those before it, which are two seconds apart.
+            let planned = all.iter().filter(|r| r.trigger != Trigger::Manual);
+            let Some(first) = planned.map(|r| r.occurrence).min() else {
                 self.breaks("each occurrence has an outcome", "none of the job has");
                 continue;
             };

@@ -167,6 +167,7 @@ impl World {
             definition.lease.kill_budget,
         );
         let id = run.id;
+        self.instances[i].told.insert(id);
         self.commands.push(Command {
             job: job.clone(),
             run,
@@ -300,13 +301,13 @@ impl World {
         });
         let mut claimed: Vec<_> = under_way.collect();
         for (job, state) in &self.server.data.states {
-            let granted = state.open.iter().filter(|o| {
-                o.next_attempt.is_none()
-                    && is_of(o.run.id, of)
-                    && !self.commands.iter().any(|c| c.run.id == o.run.id)
-            });
+            let granted = state.open.iter();
+            let granted = granted.filter(|o| o.next_attempt.is_none() && is_of(o.run.id, of));
             claimed.extend(granted.map(|o| (job.clone(), o.run.id)));
         }
+        // However often their claims were sent.
+        let told = &self.instances[i].told;
+        claimed.retain(|(_, run)| !told.contains(run));
         let wills = claimed.into_iter().map(|(job, run)| Willed {
             job,
             run,
