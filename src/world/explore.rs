@@ -299,7 +299,7 @@ const FOUND: [(Rule, usize, usize, u64); 31] = [
     (Rule::DeadlineEnds, 1, 0, 5),
     (Rule::DaemonsDeathEnds, 1, 5, 0),
     (Rule::AttemptsAreBounded, 1, 3, 17),
-    (Rule::StoppedIsNotTakenUp, 5, 2, 70),
+    (Rule::StoppedIsNotTakenUp, 0, 2, 77),
     (Rule::PauseHoldsAttempts, 0, 2, 12),
     (Rule::GrantIsRemembered, 1, 5, 23),
     (Rule::SettlesItsRun, 0, 6, 0),
