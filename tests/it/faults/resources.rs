@@ -131,8 +131,7 @@ fn many_runs_one_after_another_leave_nothing_behind() {
         for i in 0..JOBS {
             fleet.set_job(&name(i), Some(&lines(enabled)));
         }
-        fleet.write_config(0);
-        fleet.signal_all(Signal::HUP);
+        fleet.reload(0);
         let before = last(fleet);
         match enabled {
             true => wait_until("runs again", GENEROUS, || last(fleet) > before + 2_000),
