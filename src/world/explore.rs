@@ -323,6 +323,15 @@ fn a_rule_that_is_taken_out_is_missed() {
     }
 }
 
+/// Worlds beyond the first seeds that a fault of the worlds themselves once broke.
+#[test]
+fn what_broke_once_holds() {
+    for (weather, policy, seed) in [(4, 4, 21), (5, 5, 95), (0, 4, 115)] {
+        let (world, ..) = walked(weather, policy, seed, None);
+        assert!(world.broken.is_none(), "seed {seed}: {:?}", world.broken);
+    }
+}
+
 /// Searches all weathers and policies for a world that misses each rule, also those that are not in [`FOUND`];
 /// SOLOIST_RULE: only this rule.
 #[test]
