@@ -308,7 +308,7 @@ fn read(files: &[PathBuf]) -> Result<Records, Error> {
 }
 
 impl Records {
-    fn begin(&mut self, who: String, boot: &str) {
+    pub(super) fn begin(&mut self, who: String, boot: &str) {
         let known = self.boots.iter().position(|b| b == boot);
         let boot = known.unwrap_or_else(|| {
             self.boots.push(boot.to_owned());

@@ -17,7 +17,7 @@ use crate::{
         claim::{Answer, Answered, Claim, Grant, OnCrash, Overlap, Question, Renewal, Target},
         schedule::{Schedule, next_of},
     },
-    model::{Boottime, FencingToken, JobName, Occurrence, RunId},
+    model::{Boottime, JobName, Occurrence, RunId},
 };
 
 /// How exactly times of two hosts can be compared, or a time with the store's clock, and how late a busy host may be,
@@ -34,6 +34,17 @@ struct Granted<'a> {
     now_us: i64,
     /// How many losses of data, and questions without an answer that were not found, came before it.
     losses: usize,
+    /// How many of these were losses for certain, or may have been.
+    lost: usize,
+    /// When the store answered last before the next of these, by its clock as it was most of the time.
+    kept_until_us: i64,
+}
+
+impl Granted<'_> {
+    /// It came before its time, and the store may have lost that before this time had come: then nobody remembers it.
+    fn forgotten_by(&self, later: &Self) -> bool {
+        later.lost > self.lost && self.kept_until_us < self.grant.occurrence.0.saturating_mul(1000)
+    }
 }
 
 struct Judge<'a> {
@@ -60,7 +71,7 @@ impl Records {
             operations,
             ordered,
             rules: self.all_rules(job).collect(),
-            granted: granted(operations, &ordered.decided),
+            granted: granted(&self.processes, operations, &ordered.decided),
             verdict,
         };
         judge.verdict.granted += judge.granted.len();
@@ -74,17 +85,32 @@ impl Records {
     }
 }
 
-fn granted<'a>(operations: &'a [Operation], decided: &[Decided]) -> Vec<Granted<'a>> {
+fn granted<'a>(
+    processes: &[Process],
+    operations: &'a [Operation],
+    decided: &[Decided],
+) -> Vec<Granted<'a>> {
     let (mut all, mut seen, mut losses) = (vec![], BTreeSet::new(), 0);
+    // Of each stretch between two losses.
+    let mut kept_until = vec![i64::MIN];
     for d in decided {
+        let operation = &operations[d.operation];
+        let done = operation.done.as_ref();
         losses += usize::from(d.jump.is_some());
-        let done = operations[d.operation].done.as_ref();
+        if matches!(d.jump, Some(Jump::Lost | Jump::Unseen)) {
+            kept_until.push(i64::MIN);
+        }
+        if let (Some(done), Some(until)) = (done, kept_until.last_mut()) {
+            *until = processes[operation.process]
+                .store_us(done.received)
+                .max(*until);
+        }
         let step = done.and_then(|done| done.step.as_ref());
         if step.is_some_and(|step| step.records.is_none()) {
             // Told as not explained.
             continue;
         }
-        let Question::Claim(claim) = &operations[d.operation].question else {
+        let Question::Claim(claim) = &operation.question else {
             continue;
         };
         let Answered::Claim(Answer::Granted(grant)) = &d.answer else {
@@ -96,8 +122,13 @@ fn granted<'a>(operations: &'a [Operation], decided: &[Decided]) -> Vec<Granted<
                 claim,
                 now_us: d.now_us,
                 losses,
+                lost: kept_until.len() - 1,
+                kept_until_us: i64::MAX,
             });
         }
+    }
+    for granted in &mut all {
+        granted.kept_until_us = kept_until[granted.lost];
     }
     all
 }
@@ -126,15 +157,21 @@ impl Judge<'_> {
     }
 
     fn one_grant(&mut self) {
-        let mut runs: BTreeMap<(Occurrence, u32), RunId> = BTreeMap::new();
+        let mut granted: BTreeMap<(Occurrence, u32), &Granted<'_>> = BTreeMap::new();
         let mut started: BTreeMap<Occurrence, Vec<RunId>> = BTreeMap::new();
         let mut keys: BTreeMap<&str, Occurrence> = BTreeMap::new();
         let mut breaches = vec![];
         for g in &self.granted {
             let (at, attempt, run) = (g.grant.occurrence, g.grant.attempt, g.claim.run);
-            if let Some(other) = runs.insert((at, attempt), run) {
-                let text = format!("attempt {attempt} of {at} was granted to {other} and to {run}");
-                breaches.push((1, text));
+            match granted.insert((at, attempt), g) {
+                Some(before) if before.forgotten_by(g) => drop(started.remove(&at)),
+                Some(before) => {
+                    let other = before.claim.run;
+                    let text =
+                        format!("attempt {attempt} of {at} was granted to {other} and to {run}");
+                    breaches.push((1, text));
+                }
+                None => {}
             }
             if self.ran(run).is_some_and(|r| r.started.is_some()) {
                 started.entry(at).or_default().push(run);
@@ -438,14 +475,17 @@ impl Judge<'_> {
         if self.overlaps() {
             return;
         }
-        let mut last: Option<FencingToken> = None;
+        let mut last: Option<&Granted<'_>> = None;
         let mut texts = vec![];
         for g in &self.granted {
             let token = g.grant.token();
-            if let Some(before) = last.filter(|before| *before >= token) {
+            if let Some(last) = last.filter(|last| !last.forgotten_by(g))
+                && let before = last.grant.token()
+                && before >= token
+            {
                 texts.push(format!("token {token} was granted after {before}"));
             }
-            last = Some(token);
+            last = Some(g);
         }
         for text in texts {
             self.breach(8, text);
@@ -463,7 +503,7 @@ fn early_us(grant: &Grant, us: i64) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Trigger;
+    use crate::{model::Trigger, recording::order};
 
     #[test]
     fn a_retry_after_the_stores_clock_went_back_is_not_early() {
@@ -475,5 +515,62 @@ mod tests {
         assert_eq!(early_us(&grant(1), 707_518_000), Some(482_000));
         assert_eq!(early_us(&grant(1), 708_000_000), None);
         assert_eq!(early_us(&grant(2), 707_518_000), None);
+    }
+
+    /// What was granted by a wrong clock, and again after a loss; `kept_until_ms`: of the store's last answer before it.
+    fn granted_again(jump: Jump, kept_until_ms: i64, due_ms: i64) -> bool {
+        let mut records = Records::default();
+        records.begin("i".to_owned(), "boot");
+        let at = |ms: i64| Boottime(ms as u64 * 1_000_000);
+        let operation = |run, ms| Operation {
+            place: (0, 0),
+            process: 0,
+            boot: 0,
+            sent: at(ms),
+            sent_us: ms * 1000,
+            about_us: ms * 1000,
+            question: order::tests::claim(run, 0, None),
+            done: Some(order::Done {
+                left: None,
+                received: at(ms),
+                now_us: ms * 1000,
+                answer: answered(due_ms),
+                step: None,
+            }),
+        };
+        fn answered(due_ms: i64) -> Answered {
+            Answered::Claim(Answer::Granted(Grant {
+                occurrence: Occurrence(due_ms),
+                attempt: 1,
+                trigger: Trigger::Schedule,
+            }))
+        }
+        let operations = [
+            operation(1, 100),
+            operation(2, kept_until_ms),
+            operation(3, 900),
+        ];
+        let decided = |operation, jump| Decided {
+            operation,
+            now_us: due_ms * 1000,
+            answer: answered(due_ms),
+            records: vec![],
+            jump,
+            since: 0,
+            newest: 0,
+            off: 0,
+        };
+        let decided = [decided(0, None), decided(1, None), decided(2, Some(jump))];
+        let granted = granted(&records.processes, &operations, &decided);
+        granted[0].forgotten_by(&granted[2])
+    }
+
+    #[test]
+    fn only_a_loss_before_the_time_of_an_occurrence_lets_it_be_forgotten() {
+        assert!(granted_again(Jump::Lost, 500, 600));
+        assert!(granted_again(Jump::Unseen, 500, 600));
+        assert!(!granted_again(Jump::Lost, 500, 500));
+        assert!(!granted_again(Jump::Unanswered, 500, 600));
+        assert!(!granted_again(Jump::Unexplained, 500, 600));
     }
 }

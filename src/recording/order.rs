@@ -545,4 +545,4 @@ fn difference(a: &Value, b: &Value) -> usize {
 
 #[cfg(test)]
 #[path = "order_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -67,7 +67,7 @@ fn reclaim(run: u64) -> Question {
 }
 
 /// Asks for an occurrence, and gives one up; seconds from the beginning.
-fn claim(run: u64, at: i64, given_up: Option<i64>) -> Question {
+pub(in crate::recording) fn claim(run: u64, at: i64, given_up: Option<i64>) -> Question {
     let occurrence = |s: i64| Occurrence(T / 1000 + s * 1000);
     Question::Claim(Box::new(Claim {
         job: JobName::new("job"),

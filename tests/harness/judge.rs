@@ -314,6 +314,10 @@ impl OfJob<'_> {
                 && s.from_ns <= run.start_ns
         };
         let lost = self.e.struck.iter().find(lost)?;
+        let due_ns = before.occurrence * MS - self.e.wall_less_boot_ns;
+        if lost.from_ns < due_ns {
+            return Some("data was lost before the time of what had started early");
+        }
         let away = self.any(lost.from_ns, run.start_ns, |e| {
             e.keeps_from_the_store() && e.strikes(instance(run))
         });

@@ -125,6 +125,29 @@ fn an_attempt_that_starts_twice_is_a_duplicate() {
 }
 
 #[test]
+fn what_started_early_may_start_again_if_the_data_is_lost_before_its_time() {
+    let early = run(4, 1, 1001, 1100);
+    let again = run(4, 1, 4001, 4100);
+    // Its token is smaller than that of the later occurrence.
+    let runs = [run(2, 1, 500, 600), early, run(6, 1, 1500, 1600), again];
+    // The later occurrence lies in the future in both cases, the earlier one only in the first.
+    for (lost, excused) in [(3900, true), (4001, false)] {
+        let faults = [struck(Effect::LosesAll, lost, lost)];
+        let found = kinds(&evidence(&runs, &faults));
+        assert!(found.1.contains(&Kind::Token), "{lost}");
+        assert_eq!(found.1.contains(&Kind::Duplicate), excused, "{lost}");
+        assert_eq!(found.0.contains(&Kind::Duplicate), !excused, "{lost}");
+    }
+    let late = [
+        run(2, 1, 500, 600),
+        run(6, 1, 1500, 1600),
+        run(2, 1, 6500, 6600),
+    ];
+    let found = kinds(&evidence(&late, &[struck(Effect::LosesAll, 6001, 6001)]));
+    assert!(found.0.contains(&Kind::Token));
+}
+
+#[test]
 fn another_attempt_is_a_repeat_unless_the_job_asks_for_it() {
     let mut first = run(2, 1, 2001, 2100);
     let second = run(2, 2, 2500, 2600);

@@ -36,8 +36,13 @@ pub fn mortal(program: impl AsRef<OsStr>) -> Command {
 /// ignore SIGINT and SIGQUIT, and soloist hands on what is ignored. Async-signal-safe.
 pub fn default_signals() {
     for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM] {
-        // SAFETY: a valid signal, and the default.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: a valid signal, and the default or what was there.
+        unsafe {
+            let before = libc::signal(signal, libc::SIG_DFL);
+            if before != libc::SIG_IGN {
+                libc::signal(signal, before);
+            }
+        }
     }
 }
 
