@@ -53,6 +53,8 @@ struct Shared {
     /// Connections so far, and how many of them are dead without their ends knowing it.
     made: AtomicUsize,
     dead: AtomicUsize,
+    /// The ends of those that are dead.
+    kept_open: Mutex<Vec<(TcpStream, TcpStream)>>,
     /// Where new connections go.
     server: AtomicU16,
     stop: AtomicBool,
@@ -81,6 +83,7 @@ impl Proxy {
             struck: AtomicUsize::new(0),
             made: AtomicUsize::new(0),
             dead: AtomicUsize::new(0),
+            kept_open: Mutex::default(),
             server: AtomicU16::new(server_port),
             stop: AtomicBool::new(false),
         });
@@ -185,8 +188,9 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
     };
     while !shared.stop.load(SeqCst) {
         if number < shared.dead.load(SeqCst) {
-            std::thread::sleep(POLL);
-            continue;
+            let kept = shared.kept_open.lock();
+            let mut kept = kept.unwrap_or_else(PoisonError::into_inner);
+            return kept.push((from, to));
         }
         match *shared.fault() {
             Fault::Refuse => return end_all(&from, &to),
