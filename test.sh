@@ -36,9 +36,9 @@ for component in fmt:rustfmt clippy:clippy; do
 done
 
 work=$(mktemp -d)
-beside=
+page='' reading=''
 end() {
-    [ -z "$beside" ] || kill -- "-$beside" 2>/dev/null || kill "$beside" 2>/dev/null || true
+    for pid in $page $reading; do kill -- "-$pid" 2>/dev/null || kill "$pid" 2>/dev/null || true; done
     rm -rf "$work"
 }
 trap end EXIT
@@ -136,17 +136,18 @@ tests() { # tests SUITE TARGET [ARGUMENT...]
     twice="$twice $failures"
 }
 
-# The checks take what is left of the processors once half of the integration tests are done: those mostly compute, the
-# others mostly wait. The weight of a session (autogroup) counts before that of its processes.
-checks_beside() {
+# What is done beside the integration tests begins once half of them are over: those mostly compute, the others wait.
+after_half() { # after_half COMMAND...: in a session of its own
     until exists "$work/integration.over" || [ "$(grep -c ' \.\.\. ok$' "$work/integration")" -gt "$(half)" ]; do sleep 1; done
-    # shellcheck disable=SC2016
-    exec setsid sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$0" --checks' ./test.sh
+    exec setsid "$@"
 }
 half() {
     all=$(sed -n 's/^running \([0-9]*\) tests$/\1/p' "$work/integration")
     echo $((${all:-1000} / 2))
 }
+# The weight of a session (autogroup) counts before that of its processes. The checks take what nothing else needs.
+# shellcheck disable=SC2016
+last='echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$0" "$@"'
 
 twice=
 step build cargo test --locked --no-run
@@ -161,15 +162,18 @@ export SOLOIST_TEST_SKIPPED="$work/skipped"
 : >"$work/integration"
 step unit tests unit --lib
 step examples cargo test --locked --doc
-checks_beside >"$work/checks" 2>&1 &
-beside=$!
+# It uses the program that the tests use.
+after_half timeout 420 sh tests/page/run.sh >"$work/page" 2>&1 &
+page=$!
+after_half sh -c "$last" ./test.sh --checks >"$work/checks" 2>&1 &
+reading=$!
 # Most of them wait, for leases and for seconds to pass: more run at one time than there are cores.
 step integration tests integration "--test it" --test-threads=24
-# After the tests: it uses the program that they built.
-step page timeout 420 sh tests/page/run.sh
-step checks wait "$beside"
-beside=
+step page wait "$page"
+cat "$work/page"
+step checks wait "$reading"
 cat "$work/checks"
+page='' reading=''
 
 if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
     title "skipped, with the reason"
