@@ -214,6 +214,91 @@ async function figures() {
   }
 }
 
+/** A record may stand for several occurrences, and one may succeed at its second attempt. */
+async function counted() {
+  await page.evaluate(() => {
+    const real = window.fetch;
+    window.answers = () => { window.fetch = real; };
+    const run = (day, attempt, outcome, count) => ({ job: 'weekly', run_id: `${day}.${attempt}`, attempt, outcome, count,
+      occurrence: `2026-01-0${day}T04:30:00.000Z`, trigger: 'schedule', instance: 'a', duration_ms: 9 });
+    window.fetch = (to, init) => (/weekly\/runs\?/.test(to) ? Promise.resolve(new Response(JSON.stringify({
+      runs: [run(3, 0, 'missed', 4), run(2, 2, 'succeeded'), run(2, 1, 'failed'), run(1, 1, 'succeeded')], next: null })))
+      : real(to, init));
+  });
+  await go('#/job/weekly');
+  await until('its history', () => document.querySelectorAll('.hist tbody tr').length === 3);
+  const said = (await text('.job')).replace(/\s+/g, ' ');
+  for (const words of ['6 occurrences', 'All 6', 'missed 4', 'missed × 4',
+    'All 2 that ran and are kept succeeded, 1 not at the first attempt.']) {
+    if (!said.includes(words)) troubles.push(`the page of a job does not say “${words}”: ${said.slice(0, 600)}`);
+  }
+  await page.evaluate(() => window.answers());
+  const [hint] = (await text('.keys')).split('Enter');
+  if (!/older, newer/.test(hint)) troubles.push(`j goes to the older one, and the foot of the page says “${hint}”`);
+  saw('occurrences are counted, not records or attempts');
+}
+
+/** A job that is removed while its page is open. */
+async function gone() {
+  await go('#/job/weekly');
+  await until('the job', () => document.querySelector('h1')?.textContent === 'weekly');
+  await until('its definition', () => /Digest/.test(document.querySelector('main').textContent));
+  await page.evaluate(async () => {
+    const { known, changed } = await import('./static/store.js');
+    const real = window.fetch;
+    window.fetch = (to, init) => (/jobs\/weekly/.test(to) ? Promise.resolve(new Response('{"detail": "no such job"}',
+      { status: 404 })) : real(to, init));
+    known.jobs.delete('weekly');
+    known.states.delete('weekly');
+    changed('jobs');
+  });
+  saw(`a job that is gone: “${await until('what became of it', () => /^No job/.test(document.querySelector(
+    'h1').textContent) && document.querySelector('h1').textContent)}”`);
+  await page.reload({ waitUntil: 'domcontentloaded' });
+  await go('#/overview');
+  await until('rows', () => document.querySelector('.board tbody tr.row'));
+}
+
+/** The day changes under an open page: what was tomorrow is today. The zone of the page moves instead of the clock. */
+async function anotherDay() {
+  await go('#/overview');
+  const dates = [];
+  for (const there of ['Etc/GMT+12', 'Etc/GMT-14', undefined]) {
+    await page.emulateTimezone(there);
+    dates.push(await until(`the day of the next run, in ${there}`, async () => {
+      const [{ when, ms }, { known, now }] = await Promise.all([import('./static/format.js'),
+        import('./static/store.js')]);
+      const shown = document.querySelector('tr[data-job=weekly] .c-at').textContent;
+      return shown === when(ms(known.jobs.get('weekly').next), now()) && shown;
+    }));
+  }
+  saw(`the next run, as the day changes: ${dates.join(', ')}`);
+}
+
+/** Whatever is drawn in the middle of a second counts as the rest of the page does. */
+async function countdowns() {
+  await go('#/overview');
+  await until('a line that counts', () => document.querySelector('.att .nx span'));
+  const differ = await page.evaluate(async () => {
+    const { changed } = await import('./static/store.js');
+    const found = [];
+    for (let i = 0; i < 25; i++) {
+      changed('jobs');
+      await new Promise((r) => { setTimeout(r, 110); });
+      for (const line of document.querySelectorAll('.att li')) {
+        const job = line.querySelector('.nm').textContent;
+        const counter = (e) => /\d[\d\sa-z]*/.exec([...(e?.querySelectorAll('span') ?? [])].pop()?.textContent)?.[0];
+        const above = counter(line.querySelector('.nx'));
+        const below = counter(document.querySelector(`tr[data-job=${job}] .c-x`));
+        if (above && below && above !== below) found.push(`${job}: ${above}, ${below}`);
+      }
+    }
+    return found;
+  });
+  if (differ.length) troubles.push(`two countdowns to the same instant differ: ${differ}`);
+  saw('all countdowns agree');
+}
+
 async function pauseIt() {
   await go('#/overview');
   await page.waitForSelector('tr[data-job=quick]', { timeout: GENEROUS });
@@ -338,6 +423,24 @@ async function storeAway() {
   const said = await until('what is said of its runs', () => /nobody can say what ran|nothing (has run )?yet/i.exec(
     document.querySelector('main').textContent)?.[0]);
   if (/nothing/i.test(said)) troubles.push('without the store, a job that ran counts as one that did not');
+  await go('#/instances');
+  const reach = await until('since when the store is away', () => /Out of reach(not|now|.*? for )/.exec(
+    document.querySelector('main').textContent)?.[1]);
+  if (reach !== 'now') troubles.push(`the store is away, and out of reach “${reach}”`);
+  // On a screen of this width each column is seen.
+  await page.setViewport({ width: 1280, height: 900 });
+  const wide = await page.evaluate(async () => {
+    const { known, changed } = await import('./static/store.js');
+    known.instances.instances[0].running = [{ job: 'a-job-with-a-rather-long-name-of-fifty-characters-x',
+      occurrence: '2026-01-01T00:00:01.000Z' }];
+    changed('instances');
+    await new Promise((r) => { setTimeout(r, 200); });
+    return document.querySelector('table.inst').getBoundingClientRect().right
+      - document.querySelector('.sub').getBoundingClientRect().right;
+  });
+  if (wide > 0.5) troubles.push(`the table of instances is ${wide} pixels wider than the page`);
+  await page.setViewport({ width: 1440, height: 900 });
+  await go('#/job/talks');
   up();
   await until('the alert to go', () => !document.querySelector('.banner'));
   await until('its history, without a click', () => document.querySelector('.hist tbody tr'));
@@ -560,6 +663,11 @@ async function hostileWords() {
   saw('hostile words of people as text');
 }
 
+const hide = (hidden) => page.evaluate((h) => {
+  Object.defineProperty(document, 'hidden', { configurable: true, get: () => h });
+  document.dispatchEvent(new Event('visibilitychange'));
+}, hidden);
+
 /** A page that nobody sees lets go of its stream, asks now and then instead, and is live again once it is seen. */
 async function unseen() {
   if (!own) return;
@@ -573,10 +681,6 @@ async function unseen() {
       if (Date.now() > end) throw new Error(`waited in vain for ${what}`);
     }
   };
-  const hide = (hidden) => page.evaluate((h) => {
-    Object.defineProperty(document, 'hidden', { configurable: true, get: () => h });
-    document.dispatchEvent(new Event('visibilitychange'));
-  }, hidden);
   await untilStreams(1, 'the stream of the page');
   await hide(true);
   await untilStreams(0, 'the end of the stream of a page that nobody sees');
@@ -605,6 +709,25 @@ async function lostInstance() {
   await until('the alert to go', () => !document.querySelector('.banner'));
   await until('live rows', () => /answers in/.test(document.querySelector('.sub')?.textContent));
   saw('it is back, without loading the page again');
+}
+
+/** The instance that serves the page is stopped: its connections stay, and nothing comes. */
+async function silentInstance() {
+  if (!own) return;
+  await go('#/overview');
+  await until('rows', () => document.querySelector('.board tbody tr.row'));
+  for (const unlooked of [false, true]) {
+    await hide(unlooked);
+    own.stop('a');
+    const told = await until('the alert', () => /lost its instance/.test(document.querySelector('.banner')?.textContent)
+      && document.querySelector('.banner').textContent.trim());
+    // It was silent long before, and both figures say so.
+    if (/less than|for [0-9]\s*s\b/.test(told)) troubles.push(`a page that heard nothing for a while says “${told}”`);
+    own.goOn('a');
+    await hide(false);
+    await until('the alert to go', () => !document.querySelector('.banner'));
+    saw(`a silent instance${unlooked ? ', of a page that nobody sees' : ''}: “${told}”`);
+  }
 }
 
 /** Two instances of different versions take turns behind one address. */
@@ -710,8 +833,10 @@ try {
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
-    readers, streamsTaken, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance];
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
+    countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
+    readers, streamsTaken, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
+    silentInstance];
   for (const step of steps) await step();
   const findings = await looks();
   saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);

@@ -105,6 +105,8 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
       await children.get(name).gone;
     },
     start,
+    stop: (name) => signal(name, 'SIGSTOP'),
+    goOn: (name) => signal(name, 'SIGCONT'),
     storeAway: () => signal('redis', 'SIGSTOP'),
     storeBack: () => signal('redis', 'SIGCONT'),
     soloist: (...words) => execFileSync(soloist, ['--config', `${names[1]}.toml`, ...words], { cwd: dir, encoding: 'utf8',

@@ -168,7 +168,7 @@ function Ask({ kind, target, close }) {
     <p class="t2">${a.text(job)}</p>
     ${(a.fields || []).map((f) => html`<label key=${f.name}>${f.label}
       <input class="in" type=${f.type || 'text'} min="0" value=${v[f.name]} placeholder=${f.placeholder}
-        autocomplete="off" maxlength="500"
+        autocomplete="off" maxlength="1000"
         aria-describedby=${f.hint ? `h-${f.name}` : null} onInput=${(e) => set({ ...v, [f.name]: e.target.value })}
           /></label>
       ${f.hint && html`<p class="t3" id=${`h-${f.name}`}>${f.hint(v, target)}</p>`}`)}

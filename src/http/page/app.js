@@ -149,7 +149,7 @@ function Top({ screen }) {
 
 const HINTS = {
   overview: [['j k', 'move'], ['Enter', 'open'], ['/', 'filter'], ['t', 'trigger'], ['p', 'pause']],
-  job: [['j k', 'newer, older'], ['Enter', 'open'], ['Esc', 'close'], ['t', 'trigger'], ['p', 'pause']],
+  job: [['j k', 'older, newer'], ['Enter', 'open'], ['Esc', 'close'], ['t', 'trigger'], ['p', 'pause']],
   timeline: [['n', 'now'], ['+ −', 'zoom'], ['← →', 'move'], ['Tab', 'into the chart'], ['/', 'filter']],
   instances: [['j k', 'move'], ['d', 'drain']],
   events: [['j k', 'move'], ['Enter', 'open'], ['/', 'filter']],

@@ -1,7 +1,7 @@
 // The instances: is a host sick? And the store, as this page saw it since it was opened.
 import { html, useRef, useState } from './base.js';
 import { known, now, useTopics } from './store.js';
-import { D, clean, lasting, left, many, ms, number, short, signed, took, when } from './format.js';
+import { D, S, clean, lasting, left, many, ms, number, short, signed, took, when } from './format.js';
 import { Icon } from './icons.js';
 import { Btn, Live, Since, Txt } from './parts.js';
 import { act } from './actions.js';
@@ -93,7 +93,8 @@ function Row({ i, reach, common, sel, me, won, all }) {
     <td class=${`i-v ${i.version === common ? '' : 'x-missed'}`}>${clean(i.version)}</td>
     <td>${i.config_differs && html`<${Icon} k="drift" /> `}<code data-tip=${clean(i.config)}>${clean(i.config).slice(0,
       8)}</code>${i.config_differs && html`<br /><span class="x-missed">differs</span>`}</td>
-    <td class="num t2 i-s"><${Live} f=${(t) => `${lasting(t - ms(i.last_seen))} ago`} /></td>
+    <td class="num t2 i-s"><${Live} f=${(t) => (t - ms(i.last_seen) < S ? 'now'
+      : `${lasting(t - ms(i.last_seen))} ago`)} /></td>
     <td class="i-a"><div class="acts"><${Drain} i=${i} /></div></td></tr>`;
 }
 
@@ -126,7 +127,7 @@ function Store({ view }) {
         : html`since ${sec(ms(view.epoch.since))}${view.epoch.open ? '' : view.epoch.wait_ms == null
           ? '; nothing is granted: no instance is up'
             : `; nothing is granted for ${left(view.epoch.wait_ms)} more`}`}</dd>
-      <dt>Out of reach</dt><dd>${last ? `${sec(last[0])} for ${took(last[1] - last[0])}`
+      <dt>Out of reach</dt><dd>${!store.reachable ? 'now' : last ? `${sec(last[0])} for ${took(last[1] - last[0])}`
         : 'not since this page knows it'}</dd>
       <dt>Quarantined</dt><dd>${waiting.length ? waiting.slice(0, 8).map((j, k) => html`${k ? ', ' : ''}<a class="a"
         href=${jobLink(j.job)}><${Txt}>${j.job}<//></a>`) : 'no job'}${waiting.length > 8 && ' …'}</dd>

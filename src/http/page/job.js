@@ -214,18 +214,20 @@ function Unknown({ error }) {
 }
 
 function History({ job, items, query, selected, more }) {
+  // One record may stand for several that were missed.
+  const sum = (of) => of.reduce((n, i) => n + (i.count ?? 1), 0);
   const counts = {};
-  for (const i of items) counts[i.outcome] = (counts[i.outcome] || 0) + 1;
+  for (const i of items) counts[i.outcome] = (counts[i.outcome] || 0) + (i.count ?? 1);
   const tries = items.filter((i) => i.attempts > 1).length;
   const instances = [...new Set(items.map((i) => i.instance).filter(Boolean))].sort();
   const list = filtered(items, query).reverse();
   const [shown, show] = useState(50);
   const any = query.out || query.on || query.from || query.to;
   const ages = [['from', 'From'], ['to', 'To']];
-  return html`<div class="sec"><h2>History<small>${any ? `${number(list.length)} of ${many(items.length, 'occurrence')}`
-    : many(items.length, 'occurrence')}</small></h2>
+  return html`<div class="sec"><h2>History<small>${any ? `${number(sum(list))} of ${many(sum(items), 'occurrence')}`
+    : many(sum(items), 'occurrence')}</small></h2>
     <div class="bar hist-bar">
-      <${Chip} on=${!query.out} n=${items.length} onClick=${() => setQuery({ out: '' })}>All<//>
+      <${Chip} on=${!query.out} n=${sum(items)} onClick=${() => setQuery({ out: '' })}>All<//>
       ${['running', ...OUTCOMES].filter((k) => counts[k]).map((k) => html`<${Chip} key=${k} on=${query.out === k}
         icon=${k} n=${counts[k]}
         onClick=${() => setQuery({ out: query.out === k ? '' : k })}>${word(k)}<//>`)}
@@ -279,11 +281,16 @@ function useHistory(name, job, round) {
   return { ...loaded, items, more: loaded.data?.next ? () => set(pages + 1) : null };
 }
 
-/** How many of its runs succeeded. */
-function kept({ runs, succeeded }) {
-  if (runs === 1) return `The one run that is kept ${succeeded ? 'succeeded' : 'did not succeed'}.`;
-  const how = succeeded === runs ? 'All' : `${number(succeeded)} of`;
-  return `${how} ${number(runs)} runs that are kept succeeded.`;
+/** How many of its occurrences that ran succeeded, at the first attempt or at a later one. */
+function kept(items) {
+  const ran = items.filter((i) => i.attempts && i.outcome !== 'running');
+  if (!ran.length) return '';
+  const well = ran.filter((i) => i.outcome === 'succeeded');
+  const again = well.filter((i) => i.attempts > 1).length;
+  const later = again ? `, ${number(again)} not at the first attempt` : '';
+  if (ran.length === 1) return `The one that ran and is kept ${well.length ? 'succeeded' : 'did not succeed'}${later}.`;
+  const how = well.length === ran.length ? 'All' : `${number(well.length)} of`;
+  return `${how} ${number(ran.length)} that ran and are kept succeeded${later}.`;
 }
 
 export function Job({ arg: name, query }) {
@@ -292,7 +299,8 @@ export function Job({ arg: name, query }) {
   const round = useRound(live);
   const detail = useLoaded((signal) => ask(`jobs/${enc(name)}`, { signal }), [name], [live?.next, live?.schedule.join(),
     live?.other_definition]);
-  const job = live || detail.data;
+  // What was known of a job that is no longer there says nothing any more.
+  const job = live || (detail.error?.status === 404 ? null : detail.data);
   const history = useHistory(name, job, round);
   // What is no time is no occurrence.
   const selected = new Date(Number(query.o)).getTime() || null;
@@ -322,7 +330,6 @@ export function Job({ arg: name, query }) {
       <${Failed} error=${detail.error} again=${detail.again} /><p class="sub"><a class="a" href="#/overview">All
         jobs</a></p>`;
   }
-  const stats = detail.data?.stats;
   const words = detail.data?.schedule_words;
   const chart = { job: name, items: history.items, selected, onPick: open };
   return html`<div class=${`job ${selected ? 'open' : ''}`}><div>
@@ -331,7 +338,7 @@ export function Job({ arg: name, query }) {
         class="sp"></span><${Actions} job=${job} /></div>
     <p class="sub">${job.description && html`<${Txt}>${job.description}<//>. `}<b>${words
       && html`<${Txt}>${upper(words)}<//>; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
-      ${stats?.runs > 0 && ` ${kept(stats)}`}</p>
+      ${` ${kept(history.items)}`}</p>
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}
     ${!history.data ? html`<${Unknown} error=${history.error} />` : html`

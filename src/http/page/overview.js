@@ -1,7 +1,7 @@
 // The overview: must I do something? Then a line for each job.
 import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { ask, known, now, useTopics } from './store.js';
-import { clean, left, many, ms, number, short, signalName, took, when, zoneName } from './format.js';
+import { clean, left, many, midnight, ms, number, short, signalName, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, ahead, byOccurrence, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
@@ -147,7 +147,8 @@ function Coming({ job, state }) {
       now())}</small></div>`;
   }
   if (!job.next) return html`<div class="nx">${ahead(job)}</div>`;
-  return html`<div class="nx"><span>next in <${In} t=${ms(job.next)} /></span><small>${when(ms(job.next),
+  return html`<div class="nx"><${Live} f=${(t) => (ms(job.next) > t ? `next in ${left(ms(job.next) - t)}`
+    : 'due now')} /><small>${when(ms(job.next),
     now())}</small></div>`;
 }
 
@@ -460,7 +461,7 @@ function Table({ list, sort, sel, select, table, phone }) {
       toggle(line.tag)} />`
     : html`<${Memo} key=${line.name} same=${[known.jobs.get(line.name), known.states.get(line.name)?.key,
       line.name === sel,
-      known.store.reachable, known.link.up, known.session, from + i]}
+      known.store.reachable, known.link.up, known.session, midnight(now()), from + i]}
       draw=${() => html`<${Row} job=${known.jobs.get(line.name)} state=${known.states.get(line.name)} index=${from + i}
         sel=${line.name === sel} />`} />`))}
     ${gap(tops[lines.length] - tops[to])}</tbody></table>`;

@@ -3,7 +3,7 @@ import { html, Component, useEffect, useLayoutEffect, useRef, useState } from '.
 import { clean, lasting, left, ms, number, short, took, visible, when } from './format.js';
 import { Icon } from './icons.js';
 import { BAD, OUTCOMES, byOccurrence, word } from './judge.js';
-import { forbidden, known, now, on, useTopics } from './store.js';
+import { forbidden, known, moment, now, on, useTopics } from './store.js';
 import { go, jobLink } from './router.js';
 
 /** Foreign text: its direction does not reach what stands around it, and what is invisible is written out. */
@@ -13,7 +13,7 @@ export const Txt = ({ children, c }) => html`<bdi class=${c}>${clean(children)}<
 export function Live({ f, c }) {
   const ref = useRef();
   const write = () => {
-    const text = f(now());
+    const text = f(moment);
     if (ref.current && ref.current.textContent !== text) ref.current.textContent = text;
   };
   useLayoutEffect(write);

@@ -1,7 +1,7 @@
 // What the page knows of the fleet, and how it learns it: first the lists, then the stream of events. Components ask
 // to be drawn again by topic: `jobs`, `instances`, `feed`, `link`, `session`, and `tick` each second.
 import { useEffect, useState } from './base.js';
-import { instancesAre, ms } from './format.js';
+import { instancesAre, midnight, ms } from './format.js';
 import { judge } from './judge.js';
 
 /** All that is known. Only this module writes to it. */
@@ -31,8 +31,10 @@ export const known = {
 
 const FEED_KEPT = 2000;
 const TRAIL_KEPT = 360;
-/** The server writes a comment each 10 s. */
-const SILENT_MS = 25_000;
+/** The server writes a comment each 10 s. What is silent for longer hangs, or is out of reach. */
+const SILENT_MS = 15_000;
+/** The server gives itself 30 s for an answer. */
+const ANSWER_MS = 40_000;
 /**
  * A page that is not seen for so long lets go of its stream, and then asks so often. It is short because many tabs may
  * be opened at once: the seventh waits until one lets go.
@@ -43,9 +45,14 @@ const POLL_MS = 10_000;
 let skew = 0;
 /** The fleet's time, Unix ms: the time of the last answer, carried on by this host's clock. */
 export const now = () => Date.now() + skew;
+/** The time that counters show. All take it from the last second, so that no two of them differ. */
+export let moment = now();
 function clockIs(text) {
   const measured = ms(text) - Date.now();
-  if (!Number.isNaN(measured) && Math.abs(measured - skew) > 250) skew = measured;
+  if (!Number.isNaN(measured) && Math.abs(measured - skew) > 250) {
+    skew = measured;
+    if (!known.fleet) moment = now();
+  }
 }
 
 // ---- topics
@@ -87,8 +94,15 @@ export function useTopics(...topics) {
   }, [topics.join()]);
 }
 
+let today = midnight(now());
 setInterval(() => {
+  moment = now();
   rejudge();
+  // "tomorrow" is "today" now, also where nothing else has changed.
+  if (today !== midnight(moment)) {
+    today = midnight(moment);
+    for (const topic of listeners.keys()) if (topic !== 'tick') changed(topic);
+  }
   for (const f of listeners.get('tick') || []) f();
 }, 1000);
 
@@ -111,14 +125,28 @@ export class Refused extends Error {
   }
 }
 
-export async function ask(path, { body, signal } = {}) {
-  const init = { headers: headers({ Accept: 'application/json' }), cache: 'no-store', signal };
+/** Nothing came for as long as something should have. */
+class Silent extends Error {}
+
+export async function ask(path, { body, signal, within = ANSWER_MS } = {}) {
+  const late = new AbortController();
+  const init = { headers: headers({ Accept: 'application/json' }), cache: 'no-store',
+    signal: signal ? AbortSignal.any([signal, late.signal]) : late.signal };
   if (body !== undefined) {
     init.method = 'POST';
     init.headers['Content-Type'] = 'application/json';
     init.body = JSON.stringify(body);
   }
-  const answer = await fetch(`api/v1/${path}`, init);
+  // Only until the answer begins: a long list may take its time on a slow way.
+  const timer = setTimeout(() => late.abort(), within);
+  let answer;
+  try {
+    answer = await fetch(`api/v1/${path}`, init);
+  } catch (error) {
+    throw late.signal.aborted ? new Silent('the instance does not answer') : error;
+  } finally {
+    clearTimeout(timer);
+  }
   const json = await answer.json().catch(() => ({}));
   if (answer.status === 401) lock();
   if (!answer.ok) throw new Refused(answer.status, json);
@@ -142,16 +170,20 @@ function lock() {
 }
 
 /** Server-sent events of `path`, read with fetch() because EventSource cannot send a token. */
-export async function* events(path, { signal, last } = {}) {
+export async function* events(path, { signal, last, heard = () => {} } = {}) {
   const more = { Accept: 'text/event-stream' };
   if (last) more['Last-Event-ID'] = last;
   const watch = new AbortController();
   const stop = () => watch.abort();
   signal?.addEventListener('abort', stop);
   let timer;
+  let silent = false;
   const alive = () => {
     clearTimeout(timer);
-    timer = setTimeout(stop, SILENT_MS);
+    timer = setTimeout(() => {
+      silent = true;
+      stop();
+    }, SILENT_MS);
   };
   try {
     alive();
@@ -165,6 +197,7 @@ export async function* events(path, { signal, last } = {}) {
       const { value, done } = await reader.read();
       if (done) return;
       alive();
+      heard();
       const frames = (rest + value).split('\n\n');
       rest = frames.pop();
       for (const frame of frames) {
@@ -172,6 +205,8 @@ export async function* events(path, { signal, last } = {}) {
         if (event) yield event;
       }
     }
+  } catch (error) {
+    throw silent ? new Silent('the instance says nothing') : error;
   } finally {
     clearTimeout(timer);
     signal?.removeEventListener('abort', stop);
@@ -295,13 +330,19 @@ function take({ event, data }) {
 // ---- the connection
 
 let cursor = null;
+/** When the instance was heard last. */
+let heardAt = null;
+const heard = () => {
+  heardAt = now();
+};
 const pause = (length) => new Promise((r) => setTimeout(r, length));
 
 async function load() {
   // All at once, because each way there and back is seen; without a token only the first is answered.
-  const lists = Promise.all([ask('jobs'), ask('instances')]);
+  const soon = { within: SILENT_MS };
+  const lists = Promise.all([ask('jobs', soon), ask('instances', soon)]);
   lists.catch(() => {});
-  const session = await ask('session');
+  const session = await ask('session', soon);
   // The page may not understand all that another version says.
   known.otherVersion ||= known.session != null && known.session.version !== session.version;
   known.session = session;
@@ -368,7 +409,7 @@ async function* source() {
   for (;;) {
     const quiet = unseen();
     try {
-      for await (const event of events('events', { last: cursor, signal: quiet.signal })) yield event;
+      for await (const event of events('events', { last: cursor, signal: quiet.signal, heard })) yield event;
       return;
     } catch (error) {
       if (!quiet.signal.aborted) throw error;
@@ -377,7 +418,8 @@ async function* source() {
     }
     while (document.hidden) {
       await Promise.race([pause(POLL_MS), shown()]);
-      const answer = await ask(cursor ? `events?since=${encodeURIComponent(cursor)}` : 'events');
+      const answer = await ask(cursor ? `events?since=${encodeURIComponent(cursor)}` : 'events', { within: SILENT_MS });
+      heard();
       if (answer.reset) yield { event: 'reset' };
       for (const e of answer.events) yield { event: e.kind, id: e.cursor, data: e };
       cursor = answer.cursor;
@@ -399,12 +441,16 @@ export async function live() {
       for await (const event of source()) {
         failures = 0;
         if (event.event === 'open') {
+          heard();
           linkIs({ up: true, first: false, since: null, retryAt: null, error: null, hint: null });
           continue;
         }
         if (event.id) cursor = event.id;
-        if (event.event === 'reset') await load();
-        else take(event);
+        if (event.event === 'reset') {
+          // If the lists do not come, it is not enough to go on from here.
+          fresh = false;
+          fresh = await load();
+        } else take(event);
       }
       throw new Error('the instance ended the stream');
     } catch (error) {
@@ -415,9 +461,9 @@ export async function live() {
       if (error instanceof Refused) fresh = false;
       failures += 1;
       const wait = failures === 1 ? 500 : Math.min(10_000, 1000 * 2 ** (failures - 2));
-      // One break that heals at once, as a restart behind a load balancer, is not worth an alert.
-      if (failures > 1) {
-        const since = known.link.since ?? now();
+      // One break that heals at once, as a restart behind a load balancer, is not worth an alert. A silence has lasted.
+      if (failures > 1 || error instanceof Silent) {
+        const since = known.link.since ?? heardAt ?? now();
         linkIs({ up: false, since, retryAt: now() + wait, error: String(error.message || error),
           hint: error.hint ?? null });
       }
