@@ -18,6 +18,7 @@ use super::{
 use crate::{
     config::Job,
     model::{JobName, Occurrence},
+    text,
 };
 
 const DAY: i64 = 24 * 3_600_000;
@@ -204,7 +205,8 @@ fn escaped(text: &str) -> String {
         match c {
             '\\' | ';' | ',' => out.extend(['\\', c]),
             '\n' => out.push_str("\\n"),
-            c if c.is_control() => out.push(' '),
+            // What turns the direction of text would turn what a calendar program writes beside it.
+            c if text::acts(c) => out.push(' '),
             c => out.push(c),
         }
     }
@@ -251,7 +253,7 @@ mod tests {
             local: String::new(),
             passed_over: None,
         };
-        let description = format!("a;b,c\\d\r\nEND:VCALENDAR\n{}", "ä日".repeat(40));
+        let description = format!("a;b,c\\d\u{202e}e\r\nEND:VCALENDAR\n{}", "ä日".repeat(40));
         let text = write(
             "x",
             "ns",
@@ -274,7 +276,7 @@ mod tests {
         assert_eq!(ends, 1, "{text}");
         let unfolded = text.replace("\r\n ", "");
         let want = format!(
-            "DESCRIPTION:a\\;b\\,c\\\\d \\nEND:VCALENDAR\\n{}\r\n",
+            "DESCRIPTION:a\\;b\\,c\\\\d e \\nEND:VCALENDAR\\n{}\r\n",
             "ä日".repeat(40)
         );
         assert!(unfolded.contains(&want), "{unfolded}");
