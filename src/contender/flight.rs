@@ -319,6 +319,7 @@ impl Flight {
         }
         let (definition, target) = (claim.definition.clone(), claim.target.clone());
         let given_up = claim.missed.iter().map(|m| m.count).sum();
+        let wait = claim.cause;
         self.lapsed |= claim.observed.is_some();
         self.put_into_will(&claim);
         let begun = Boottime::now();
@@ -343,7 +344,10 @@ impl Flight {
                 });
             }
         };
-        contender.vitals.figures.claimed(given_up, &reply.value);
+        contender
+            .vitals
+            .figures
+            .claimed(given_up, wait, &reply.value);
         contender.note_clock(&reply);
         let contradicts = reply.value == Answer::InDoubt && contender.clock.doubt_us().is_none();
         self.contradicted = if contradicts {

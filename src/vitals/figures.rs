@@ -10,12 +10,12 @@ use parking_lot::Mutex;
 use crate::{
     logic::{
         claim::{
-            Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, NEVER_RENEWED, OVERDUE, OVERLAPS, PAUSED,
-            Renewal, TOO_LATE,
+            self, Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, NEVER_RENEWED, OVERDUE, OVERLAPS,
+            PAUSED, Renewal, TOO_LATE,
         },
         waits::{self, Waits},
     },
-    model::{JobName, Outcome, RunRecord, Trigger},
+    model::{JobName, Outcome, RunRecord, Trigger, Wait},
 };
 
 /// Upper ends of the buckets, in seconds.
@@ -35,14 +35,19 @@ const LATE_CAUSES: [&str; 6] = [
     "other",
 ];
 /// What is not run, and why, in a fleet that works; other pairs are shown once there is one.
-const NOT_RUN: [(&str, &str); 9] = [
+const NOT_RUN: [(&str, &str); 14] = [
     ("missed", "clock"),
     ("missed", "job_removed"),
     ("missed", "overdue"),
+    ("missed", "overlap"),
+    ("missed", "slot"),
+    ("missed", "state_loss"),
+    ("missed", "store_away"),
     ("missed", "too_late"),
     ("skipped", "overlap"),
     ("skipped", "paused"),
     ("skipped", "skipped"),
+    ("skipped", "state_loss"),
     ("unknown", "host_lost"),
     ("unknown", "state_loss"),
 ];
@@ -238,8 +243,8 @@ impl Figures {
         self.late.add(cause, 1);
     }
 
-    /// The store answered a claim of this instance, which gives up so many occurrences.
-    pub fn claimed(&self, given_up: u64, answer: &Answer) {
+    /// The store answered a claim of this instance, which gives up so many occurrences, because of that wait.
+    pub fn claimed(&self, given_up: u64, wait: Option<Wait>, answer: &Answer) {
         let (word, decided) = match answer {
             Answer::Granted(_) => ("granted", true),
             Answer::Running(_) => ("running", false),
@@ -261,10 +266,15 @@ impl Figures {
         // The same step records what the claim gives up.
         if decided && given_up > 0 {
             let why = match answer {
-                Answer::Recorded { outcome, reason } if cause(reason) == "paused" => {
-                    (outcome.as_str(), "paused")
+                Answer::Recorded { outcome, reason }
+                    if matches!(cause(reason), "paused" | "state_loss") =>
+                {
+                    (outcome.as_str(), cause(reason))
                 }
-                _ => (Outcome::Missed.as_str(), "overdue"),
+                _ => (
+                    Outcome::Missed.as_str(),
+                    wait.map_or("overdue", Wait::as_str),
+                ),
             };
             self.not_run.add(why, given_up);
         }
@@ -299,6 +309,14 @@ impl Figures {
 
 /// One word for the reason of a record.
 fn cause(reason: &str) -> &'static str {
+    // What it waited for says more than that the time was over.
+    let named = |wait: &Wait| {
+        let rest = reason.strip_suffix(wait.cause())?.strip_suffix(": ")?;
+        [TOO_LATE, OVERDUE].contains(&rest).then_some(wait.as_str())
+    };
+    if let Some(wait) = Wait::ALL.iter().find_map(named) {
+        return wait;
+    }
     match reason {
         IN_DOUBT => "clock",
         JOB_REMOVED => "job_removed",
@@ -308,6 +326,7 @@ fn cause(reason: &str) -> &'static str {
         reason if reason.starts_with(TOO_LATE) => "too_late",
         reason if reason.starts_with(OVERDUE) => "overdue",
         reason if reason.starts_with(PAUSED) => "paused",
+        reason if claim::is_state_loss(reason) => "state_loss",
         reason if reason.starts_with("skipped by request") => "skipped",
         _ => "other",
     }
@@ -318,7 +337,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::model::Wait;
 
     #[test]
     fn a_value_is_in_the_first_bucket_that_has_room_for_it() {
@@ -346,6 +364,52 @@ mod tests {
             of(("unknown", "state_loss")),
             Some((("unknown", "state_loss"), 3))
         );
+    }
+
+    #[test]
+    fn what_was_missed_has_the_cause_that_its_record_names() {
+        let waited = |what: &str| {
+            let of = |wait: &Wait| cause(&format!("{what}: {}", wait.cause())) == wait.as_str();
+            Wait::ALL.iter().all(of)
+        };
+        assert!(waited(TOO_LATE) && waited(OVERDUE));
+        for (reason, want) in [
+            (TOO_LATE, "too_late"),
+            (IN_DOUBT, "clock"),
+            (OVERDUE, "overdue"),
+            (claim::AFTER_LOSS, "state_loss"),
+            ("cancelled", "other"),
+        ] {
+            assert_eq!(cause(reason), want, "{reason}");
+        }
+    }
+
+    #[test]
+    fn what_a_claim_gives_up_has_its_cause() {
+        let recorded = |reason: &str| Answer::Recorded {
+            outcome: Outcome::Missed,
+            reason: reason.to_owned(),
+        };
+        for (answer, wait, want) in [
+            (
+                recorded(claim::AFTER_LOSS),
+                None,
+                ("missed", "state_loss", 4),
+            ),
+            (recorded(PAUSED), None, ("missed", "paused", 4)),
+            (
+                recorded(JOB_REMOVED),
+                Some(Wait::StoreAway),
+                ("missed", "store_away", 3),
+            ),
+            (recorded(JOB_REMOVED), None, ("missed", "overdue", 3)),
+        ] {
+            let f = Figures::default();
+            f.claimed(3, wait, &answer);
+            let (outcome, cause, n) = want;
+            let all = f.not_run.read();
+            assert!(all.contains(&((outcome, cause), n)), "{answer:?}: {all:?}");
+        }
     }
 
     #[test]

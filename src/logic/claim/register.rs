@@ -248,6 +248,13 @@ const LOST_DATA: &str = "the store had lost its data,";
 const RESTARTED: &str = "the store was restarted, or its data had changed,";
 const NEW: &str = "the store was new, or had lost its data,";
 
+/// Whether this reason of a record says that the loss of the store's data, or a new store, kept the job from running.
+pub fn is_state_loss(reason: &str) -> bool {
+    [LOST_DATA, RESTARTED, NEW]
+        .iter()
+        .any(|why| reason.starts_with(why))
+}
+
 /// The state of a job that the store knows nothing of: a new one, or lost.
 fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> State {
     // Nobody knows of anything that was lost.
