@@ -664,10 +664,8 @@ impl<'g> GuardedRun<'g> {
             return;
         };
         let now = Boottime::now();
-        let report = match kills.on_time(now) {
-            Again::Nothing => return,
-            Again::Kill => false,
-            Again::KillAndReport => true,
+        let Some(Again { report }) = kills.on_time(now) else {
+            return;
         };
         // Without its daemon it gave the priority up, but after the deadline another host may start the job.
         if now >= self.life.deadline() {

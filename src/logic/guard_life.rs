@@ -283,14 +283,11 @@ pub struct Kills {
     stuck_at: Option<Boottime>,
 }
 
-/// What is to be done to a tree that was killed and is not gone.
+/// A tree that was killed and is not gone is to be killed again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub enum Again {
-    Nothing,
-    Kill,
-    /// And report what survives that.
-    KillAndReport,
+pub struct Again {
+    /// What survives that is to be reported.
+    pub report: bool,
 }
 
 impl Kills {
@@ -309,16 +306,15 @@ impl Kills {
     }
 
     /// Time passed.
-    pub fn on_time(&mut self, now: Boottime) -> Again {
+    #[must_use]
+    pub fn on_time(&mut self, now: Boottime) -> Option<Again> {
         if now < self.again_at {
-            return Again::Nothing;
+            return None;
         }
         self.pause = (self.pause * 2).min(KILL_AGAIN.1);
         self.again_at = now + self.pause;
-        match self.stuck_at.take_if(|at| now >= *at) {
-            Some(_) => Again::KillAndReport,
-            None => Again::Kill,
-        }
+        let report = self.stuck_at.take_if(|at| now >= *at).is_some();
+        Some(Again { report })
     }
 }
 
@@ -406,17 +402,17 @@ mod tests {
         for now in 0..1000 {
             let due = kills.again_at() <= at(now);
             match kills.on_time(at(now)) {
-                Again::Nothing => assert!(!due),
-                again => seen.push((now, again == Again::KillAndReport)),
+                None => assert!(!due),
+                Some(Again { report }) => seen.push((now, report)),
             }
         }
         let reported = |now| (now, now == 454);
         let all = [2, 6, 14, 30, 62, 126, 254, 454, 654, 854];
         assert_eq!(seen, all.map(reported));
         // In its last moment.
-        for (budget, again) in [(2, Again::KillAndReport), (3, Again::Kill)] {
+        for (budget, report) in [(2, true), (3, false)] {
             let mut kills = Kills::begin(at(0), ms(budget));
-            assert_eq!(kills.on_time(at(2)), again);
+            assert_eq!(kills.on_time(at(2)), Some(Again { report }));
         }
     }
 

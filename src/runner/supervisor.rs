@@ -248,7 +248,7 @@ impl Supervisor {
                 break;
             }
             orphans = back;
-            if kills.on_time(Boottime::now()) == Again::KillAndReport {
+            if let Some(Again { report: true }) = kills.on_time(Boottime::now()) {
                 self.warn_of_survivors(&left);
             }
             tokio::time::sleep(kills.again_at().since(Boottime::now())).await;

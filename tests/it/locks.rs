@@ -1512,6 +1512,22 @@ async fn a_waiter_sends_nothing_while_it_waits() {
     until("nobody listens", || subscribers(server, "k") == 0).await;
 }
 
+/// The last answer is good enough: a store that hangs by then would keep the caller waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_gives_up_does_not_ask_again() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    // It waits for a lock of its own client, and so does not ask when it has subscribed.
+    let a = bed.client();
+    let _lock = take(&a, "k", LONG).await;
+    let before = calls(server, "evalsha");
+    let out = within(a.lock("k", 200 * MS, LONG)).await.unwrap();
+    assert!(matches!(out, TryLock::Held { .. }), "{out:?}");
+    assert_eq!(calls(server, "evalsha") - before, 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_is_published_only_if_somebody_waits() {
     let bed = Bed::redis();
@@ -2000,6 +2016,16 @@ async fn a_request_without_an_answer_is_an_error_and_leaves_nothing() {
     proxy.set(Fault::None);
     // What it may have been granted is released long before the lease is over.
     until_free(&direct, "k").await;
+    // A request that the server has not seen may still arrive, and then finds that its lock is over.
+    proxy.set(Fault::BlackHoleUp);
+    let e = within(c.try_lock("late", LONG, NoRetry)).await.unwrap_err();
+    assert!(matches!(e, Error::Unreachable { .. }), "{e}");
+    proxy.set(Fault::None);
+    until("its end is noted", || {
+        let noted: Option<String> = server.command(&["GET", "soloist:{late}:lock"]);
+        noted.is_some_and(|lock| lock.contains('~'))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
