@@ -392,4 +392,21 @@ mod tests {
             });
         }
     }
+
+    #[test]
+    fn a_connection_that_is_forgotten_is_neither_answered_nor_closed() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let client = ::redis::Client::open(proxy.url()).expect("an address");
+        let mut old = client.get_connection().expect("a connection");
+        let short = Some(Duration::from_millis(500));
+        old.set_read_timeout(short).expect("an open socket");
+        let echo = ::redis::cmd("ECHO").arg("hello").clone();
+        assert_eq!(echo.query::<String>(&mut old).expect("an answer"), "hello");
+        proxy.forget_connections();
+        std::thread::sleep(4 * POLL);
+        let nothing = echo.query::<String>(&mut old).expect_err("no answer");
+        assert!(nothing.is_timeout(), "{nothing}");
+        assert_eq!(ping(&proxy).expect("a new connection works"), "hello");
+    }
 }
