@@ -80,6 +80,8 @@ pub(super) struct Recent {
     pub(super) exit_code: Option<i32>,
     pub(super) started_at: Option<Time>,
     pub(super) duration_ms: Option<i64>,
+    #[serde(skip)]
+    pub(super) finished_at: Option<Time>,
     pub(super) lateness_ms: Option<i64>,
     pub(super) instance: Option<InstanceId>,
     /// How many occurrences without a run it stands for. Written only if it is not 1.
@@ -102,10 +104,19 @@ impl From<RunRecord> for Recent {
             exit_code: r.exit_code,
             started_at: r.started_at.map(Time),
             duration_ms: r.duration_ms,
+            finished_at: r.finished_at.map(Time),
             lateness_ms: r.lateness_ms,
             instance: r.instance,
             count: r.count,
         }
+    }
+}
+
+impl Recent {
+    /// When it ended, by these.
+    fn started_at_and_duration(&self) -> Option<Time> {
+        let (started, took) = self.started_at.zip(self.duration_ms)?;
+        Some(Time(started.0.saturating_add(took)))
     }
 }
 
@@ -120,8 +131,7 @@ impl view::Attempt for Recent {
         self.started_at
     }
     fn ended(&self) -> Option<Time> {
-        let (started, took) = self.started_at.zip(self.duration_ms)?;
-        Some(Time(started.0.saturating_add(took)))
+        self.finished_at
     }
     fn set_lateness(&mut self, ms: Option<i64>) {
         self.lateness_ms = ms;
@@ -1070,10 +1080,9 @@ impl Entry {
             return false;
         }
         let succeeded = newest.iter().filter(|r| r.outcome == Outcome::Succeeded);
-        let ended = |r: &Recent| Some(r.started_at?.0.saturating_add(r.duration_ms?));
         self.last_success = succeeded
             .clone()
-            .filter_map(ended)
+            .filter_map(|r| Some(r.finished_at?.0))
             .max()
             .max(self.last_success);
         self.job.typical_ms = median(succeeded.filter_map(|r| r.duration_ms).collect());
@@ -1112,7 +1121,7 @@ fn last(recent: &Recents) -> Option<LastView> {
     let r = recent
         .iter()
         .find(|r| view::may_have_run(r.attempt, r.outcome))?;
-    let end = view::Attempt::ended(&r).or(r.started_at);
+    let end = r.finished_at.or(r.started_at);
     Some(LastView {
         occurrence: r.occurrence,
         attempt: r.attempt,
@@ -1176,6 +1185,8 @@ mod tests {
             attempt: 1,
             ..without(ms, outcome).lasting(Some(at + ms + 5), Some(at + ms + 50))
         };
+        // Granted, and never started: its end is not the planned instant.
+        let unstarted = |ms: i64| ran(ms, Outcome::LeaseLost).lasting(None, Some(at + ms + 4000));
         let state = |ms: i64| claim::Last {
             occurrence: Occurrence(at + ms),
             attempt: 1,
@@ -1219,6 +1230,8 @@ mod tests {
                 Some((Outcome::Succeeded, 1)),
             ),
             (Some(state(0)), vec![ran(100, lost)], Some((lost, 1))),
+            (None, vec![unstarted(0)], Some((lost, 1))),
+            (Some(state(100)), vec![unstarted(0)], Some((lost, 1))),
             (
                 Some(state(0)),
                 vec![without(100, unknown)],

@@ -41,6 +41,8 @@ const LATENESS: u8 = 16;
 const PLAIN_LATENESS: u8 = 32;
 const INSTANCE: u8 = 64;
 const COUNT: u8 = 128;
+/// The end is not that of the start and the duration, as of a run that was never started. It stands with the trigger.
+const FINISHED: u8 = 8;
 
 /// Ended runs, in the order in which they were put in.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -112,6 +114,7 @@ fn write(out: &mut Vec<u8>, run: &Recent) -> serde_json::Result<()> {
         exit_code,
         started_at,
         duration_ms,
+        finished_at: _,
         lateness_ms,
         instance,
         count,
@@ -160,7 +163,11 @@ fn pack(out: &mut Vec<u8>, r: &Recent, before: i64, name: Option<usize>) {
     ];
     let fields = fields.iter().filter(|(_, there)| *there);
     out.push(fields.fold(0, |all, (field, _)| all | field));
-    out.push(place(&OUTCOMES, r.outcome) << 4 | place(&TRIGGERS, r.trigger));
+    let finished = r
+        .finished_at
+        .filter(|_| r.finished_at != r.started_at_and_duration());
+    let there = if finished.is_some() { FINISHED } else { 0 };
+    out.push(place(&OUTCOMES, r.outcome) << 4 | there | place(&TRIGGERS, r.trigger));
     if let Some(id) = r.run_id {
         // It begins with the milliseconds when it was made, not long before or after the planned instant.
         let (made, rest) = halves(id);
@@ -176,6 +183,7 @@ fn pack(out: &mut Vec<u8>, r: &Recent, before: i64, name: Option<usize>) {
         r.lateness_ms.filter(|_| !plain),
         name.map(|name| name as i64),
         (r.count != 1).then_some(r.count as i64),
+        finished.map(since),
     ];
     for n in numbers.into_iter().flatten() {
         put(out, n);
@@ -195,30 +203,38 @@ fn unpack(rest: &mut &[u8], before: i64, instances: &[InstanceId]) -> Option<Rec
     let occurrence = take(rest)?.wrapping_add(before);
     let run_id = id.map(|(made, half)| whole(made.wrapping_add(occurrence), half));
     let attempt = take(rest)? as u32;
-    let mut number = |field| {
-        if has(field) {
+    let mut number = |there: bool| {
+        if there {
             take(rest).map(Some)
         } else {
             Some(None)
         }
     };
-    let exit_code = number(EXIT_CODE)?.map(|n| n as i32);
-    let started = number(STARTED)?;
-    let duration_ms = number(DURATION)?;
-    let lateness_ms = number(LATENESS)?.or(started.filter(|_| has(PLAIN_LATENESS)));
-    let instance = number(INSTANCE)?.and_then(|n| instances.get(n as usize));
-    Some(Recent {
+    let exit_code = number(has(EXIT_CODE))?.map(|n| n as i32);
+    let started = number(has(STARTED))?;
+    let duration_ms = number(has(DURATION))?;
+    let lateness_ms = number(has(LATENESS))?.or(started.filter(|_| has(PLAIN_LATENESS)));
+    let instance = number(has(INSTANCE))?.and_then(|n| instances.get(n as usize));
+    let count = number(has(COUNT))?.map_or(1, |n| n as u64);
+    let finished = number(kinds & FINISHED != 0)?;
+    let run = Recent {
         run_id,
         occurrence: Time(occurrence),
         attempt,
-        trigger: *TRIGGERS.get(usize::from(kinds & 15))?,
+        trigger: *TRIGGERS.get(usize::from(kinds & 7))?,
         outcome: *OUTCOMES.get(usize::from(kinds >> 4))?,
         exit_code,
         started_at: started.map(|n| Time(n.wrapping_add(occurrence))),
         duration_ms,
+        finished_at: None,
         lateness_ms,
         instance: instance.cloned(),
-        count: number(COUNT)?.map_or(1, |n| n as u64),
+        count,
+    };
+    let finished_at = finished.map(|n| Time(n.wrapping_add(occurrence)));
+    Some(Recent {
+        finished_at: finished_at.or(run.started_at_and_duration()),
+        ..run
     })
 }
 
@@ -290,12 +306,13 @@ mod tests {
                 proptest::option::of(any_number()),
                 proptest::option::of(any_number()),
             ),
+            finished in any_number(),
             plain in any::<bool>(),
         ) -> Recent {
             let (occurrence, attempt, count) = numbers;
             let (exit_code, started, duration_ms, lateness) = some;
             let since = started.map(|t| t.wrapping_sub(occurrence));
-            Recent {
+            let run = Recent {
                 run_id: ids.0.map(|id| RunId(Uuid::from_u128(id))),
                 occurrence: Time(occurrence),
                 attempt,
@@ -304,10 +321,13 @@ mod tests {
                 exit_code,
                 started_at: started.map(Time),
                 duration_ms,
+                finished_at: None,
                 lateness_ms: if plain { since } else { lateness },
                 instance: ids.1.map(|name| InstanceId::new(&name)),
                 count: if plain { 1 } else { count },
-            }
+            };
+            let finished_at = if plain { run.started_at_and_duration() } else { Some(Time(finished)) };
+            Recent { finished_at, ..run }
         }
     }
 
@@ -361,6 +381,7 @@ mod tests {
             exit_code: Some(0),
             started_at: Some(Time(at - n * 3_600_000 + 7)),
             duration_ms: Some(95_000),
+            finished_at: Some(Time(at - n * 3_600_000 + 95_007)),
             lateness_ms: Some(7),
             instance: Some(InstanceId::new("web-1")),
             count: 1,
