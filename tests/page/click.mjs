@@ -829,6 +829,8 @@ let failed = true;
 try {
   page = await browser.newPage();
   await page.setViewport({ width: 1440, height: 900 });
+  // What moves all the time is drawn all the time.
+  await page.emulateMediaFeatures([{ name: 'prefers-reduced-motion', value: 'reduce' }]);
   watch();
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
