@@ -480,13 +480,20 @@ fn heartbeats_tell_how_a_run_ended_that_the_end_of_its_instance_ended() {
     for (stubborn, end) in [("", "/beat/fail"), ("trap '' TERM; ", "/beat/fail")] {
         let hook = Hook::start(Mode::Takes);
         let url = hook.url("beat");
-        let command = format!("command = \"{stubborn}while :; do sleep 1; done\"\ngrace = \"1s\"");
+        // A start that is ended before its command was executed is tried again.
+        let began = tempfile::NamedTempFile::new().expect("a file");
+        let command = format!(
+            "command = \"{stubborn}echo > {}; while :; do sleep 1; done\"\ngrace = \"1s\"",
+            began.path().display()
+        );
         let mut fleet = fleet(1)
             .drain("0s")
             .default("heartbeat_url", &format!("\"{url}\""))
             .job("long", &format!("{command}\nschedule = \"@at {{soon}}\""))
             .start();
-        wait_until("its start is told", GENEROUS, || hook.paths().len() == 1);
+        wait_until("its start is told", GENEROUS, || {
+            hook.paths().len() == 1 && std::fs::metadata(began.path()).is_ok_and(|m| m.len() > 0)
+        });
         fleet.instances[0].signal(rustix::process::Signal::TERM);
         fleet.instances[0].wait_end();
         assert_eq!(hook.paths(), ["/beat/start", end]);
