@@ -992,23 +992,8 @@ mod tests {
         );
         // While it runs nobody knows when its command was started.
         let open = Open {
-            run: crate::model::Run {
-                occurrence: Occurrence(100_000),
-                attempt: 1,
-                trigger: Trigger::Schedule,
-                key: None,
-                id: RunId::random(),
-                instance: InstanceId::new("a"),
-                host: "a".to_owned(),
-                lease: 15_000,
-                definition: String::new(),
-                granted_at: 100_000,
-            },
-            seq: 0,
-            incarnation: String::new(),
             renewed_at: 104_010,
-            stop: None,
-            next_attempt: None,
+            ..Open::first(100_000)
         };
         assert_eq!(RunView::running(&job.name, &open).lateness_ms, None);
         // Without its configuration, or the attempt before, nobody knows when it was due.

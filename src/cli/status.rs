@@ -439,22 +439,13 @@ mod tests {
     fn open(definition: &str, renewed_at: i64) -> Open {
         Open {
             run: Run {
-                occurrence: Occurrence(NOW - 3_318),
-                attempt: 1,
-                trigger: Trigger::Schedule,
-                key: None,
-                id: RunId::random(),
                 instance: InstanceId::new("web-1"),
-                host: "web".into(),
-                lease: 15_000,
                 definition: definition.into(),
                 granted_at: NOW - 3_300,
+                ..Run::first(NOW - 3_318)
             },
-            seq: 1,
-            incarnation: "i".into(),
             renewed_at,
-            stop: None,
-            next_attempt: None,
+            ..Open::first(NOW - 3_318)
         }
     }
 

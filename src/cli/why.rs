@@ -351,22 +351,13 @@ mod tests {
         st.newest = NOW - 900;
         st.open = vec![crate::logic::claim::Open {
             run: crate::model::Run {
-                occurrence: Occurrence(NOW - 900),
-                attempt: 1,
                 trigger: record.trigger,
                 key: Some("~k".into()),
                 id: record.run_id.unwrap(),
                 instance: InstanceId::new("web-1"),
-                host: "h".into(),
-                lease: 15_000,
-                definition: String::new(),
-                granted_at: NOW - 899,
+                ..crate::model::Run::first(NOW - 900)
             },
-            seq: 0,
-            incarnation: "i".into(),
-            renewed_at: NOW - 899,
-            stop: None,
-            next_attempt: None,
+            ..crate::logic::claim::Open::first(NOW - 900)
         }];
         f.history = vec![record];
         let v = f.explain(f.latest().unwrap());

@@ -1,7 +1,7 @@
 use std::path::Path;
 
 use super::*;
-use crate::{config, model::Trigger, store::memory::MemoryStore};
+use crate::{config, store::memory::MemoryStore};
 
 fn job(lines: &str) -> Arc<Job> {
     let text = format!("[jobs.work]\ncommand = [\"true\"]\n{lines}\n");
@@ -36,22 +36,10 @@ fn contender() -> Arc<Contender> {
 fn held(at: i64) -> Open {
     Open {
         run: Run {
-            occurrence: Occurrence(at),
-            attempt: 1,
-            trigger: Trigger::Schedule,
-            key: None,
-            id: RunId::random(),
             instance: InstanceId::new("b"),
-            host: "b".into(),
-            lease: 15_000,
-            definition: String::new(),
-            granted_at: at,
+            ..Run::first(at)
         },
-        seq: 0,
-        incarnation: "i".into(),
-        renewed_at: at,
-        stop: None,
-        next_attempt: None,
+        ..Open::first(at)
     }
 }
 

@@ -1277,22 +1277,10 @@ mod tests {
                 .iter()
                 .map(|n| claim::Open {
                     run: crate::model::Run {
-                        occurrence: Occurrence(*n),
-                        attempt: 1,
-                        trigger: Trigger::Schedule,
-                        key: None,
                         id: id(*n),
-                        instance: InstanceId::new("i"),
-                        host: String::new(),
-                        lease: 15_000,
-                        definition: String::new(),
-                        granted_at: *n,
+                        ..crate::model::Run::first(*n)
                     },
-                    seq: 0,
-                    incarnation: String::new(),
-                    renewed_at: *n,
-                    stop: None,
-                    next_attempt: None,
+                    ..claim::Open::first(*n)
                 })
                 .collect(),
             ..State::default()

@@ -159,23 +159,16 @@ mod tests {
     fn granted(run: RunId, attempt: u32) -> Open {
         let run = Run {
             id: run,
-            occurrence: Occurrence(60_000),
             attempt,
-            trigger: Trigger::Schedule,
-            key: None,
             instance: InstanceId::new("gone"),
-            host: "h".into(),
             lease: 2000,
-            definition: String::new(),
             granted_at: 60_001,
+            ..Run::first(60_000)
         };
         Open {
             run,
-            seq: 0,
-            incarnation: String::new(),
             renewed_at: 60_001,
-            stop: None,
-            next_attempt: None,
+            ..Open::first(60_000)
         }
     }
 

@@ -833,22 +833,15 @@ mod tests {
     fn open(at: i64, lease: Duration) -> Open {
         Open {
             run: Run {
-                occurrence: Occurrence(at),
-                attempt: 1,
-                trigger: Trigger::Schedule,
-                key: None,
-                id: RunId(uuid::Uuid::nil()),
                 instance: InstanceId::new("b"),
-                host: "b".to_owned(),
                 lease: lease.as_millis() as i64,
                 definition: LIBRARY.to_owned(),
                 granted_at: 0,
+                ..Run::first(at)
             },
-            seq: 0,
             incarnation: "1".to_owned(),
             renewed_at: 0,
-            stop: None,
-            next_attempt: None,
+            ..Open::first(at)
         }
     }
 

@@ -321,6 +321,25 @@ pub struct Run {
     pub granted_at: i64,
 }
 
+#[cfg(test)]
+impl Run {
+    /// The first attempt of an occurrence, granted to `a` at its instant.
+    pub(crate) fn first(at: i64) -> Self {
+        Self {
+            id: RunId(uuid::Uuid::nil()),
+            occurrence: Occurrence(at),
+            attempt: 1,
+            trigger: Trigger::Schedule,
+            key: None,
+            instance: InstanceId::new("a"),
+            host: "a".to_owned(),
+            lease: 15_000,
+            definition: String::new(),
+            granted_at: at,
+        }
+    }
+}
+
 impl Run {
     pub fn token(&self) -> FencingToken {
         self.occurrence.token(self.attempt)

@@ -217,15 +217,10 @@ mod tests {
     fn run(n: u128, at: i64, attempt: u32) -> Run {
         Run {
             id: RunId(uuid::Uuid::from_u128(n)),
-            occurrence: Occurrence(at),
             attempt,
-            trigger: Trigger::Schedule,
-            key: None,
-            instance: InstanceId::new("a"),
-            host: "a".to_owned(),
             lease: 1000,
             definition: "d".to_owned(),
-            granted_at: at,
+            ..Run::first(at)
         }
     }
 
@@ -233,10 +228,8 @@ mod tests {
         Open {
             run: run(n, at, attempt),
             seq: 3,
-            incarnation: "i".to_owned(),
             renewed_at: at + 500,
-            stop: None,
-            next_attempt: None,
+            ..Open::first(at)
         }
     }
 

@@ -310,7 +310,7 @@ mod tests {
     use super::*;
     use crate::{
         logic::claim::{NextAttempt, Pending},
-        model::{InstanceId, Occurrence, Run},
+        model::{Occurrence, Run},
     };
 
     fn kinds(fed: &Fed) -> Vec<&'static str> {
@@ -347,24 +347,14 @@ mod tests {
     fn open(next_attempt: Option<NextAttempt>, stop: Option<StopRequest>) -> State {
         let open = Open {
             run: Run {
-                occurrence: Occurrence(90),
-                attempt: 1,
-                trigger: Trigger::Schedule,
-                key: None,
-                id: "00000000-0000-0000-0000-000000000007"
-                    .parse()
-                    .expect("an id"),
-                instance: InstanceId::new("a"),
-                host: "a".to_owned(),
-                lease: 15_000,
-                definition: String::new(),
                 granted_at: 95,
+                ..Run::first(90)
             },
-            seq: 0,
             incarnation: "a".to_owned(),
             renewed_at: 95,
             stop,
             next_attempt,
+            ..Open::first(90)
         };
         State {
             open: vec![open],

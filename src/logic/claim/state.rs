@@ -159,6 +159,21 @@ pub struct Open {
     pub next_attempt: Option<NextAttempt>,
 }
 
+#[cfg(test)]
+impl Open {
+    /// [`Run::first`], which was not renewed yet.
+    pub(crate) fn first(at: i64) -> Self {
+        Self {
+            run: Run::first(at),
+            seq: 0,
+            incarnation: "i".to_owned(),
+            renewed_at: at,
+            stop: None,
+            next_attempt: None,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopRequest {

@@ -99,22 +99,12 @@ fn registered() -> JobState {
 fn running(at: i64) -> claim::Open {
     claim::Open {
         run: Run {
-            id: RunId(uuid::Uuid::nil()),
-            occurrence: Occurrence(at),
-            attempt: 1,
             trigger: Trigger::Manual,
-            key: None,
             instance: InstanceId::new("b"),
-            host: String::new(),
             lease: 1000,
-            definition: String::new(),
-            granted_at: at,
+            ..Run::first(at)
         },
-        seq: 0,
-        incarnation: "i".to_owned(),
-        renewed_at: at,
-        stop: None,
-        next_attempt: None,
+        ..claim::Open::first(at)
     }
 }
 

@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use crate::{
         logic::claim::{NextAttempt, Pause},
-        model::{InstanceId, JobName, Run, RunId, Trigger},
+        model::{JobName, Run, RunId, Trigger},
     };
 
     #[test]
@@ -136,25 +136,14 @@ mod tests {
         let (at, later) = (Occurrence(60_000), Occurrence(120_000));
         let open = |at: Occurrence, attempt: u32, waits: bool| Open {
             run: Run {
-                occurrence: at,
                 attempt,
-                trigger: Trigger::Schedule,
-                key: None,
-                id: RunId(uuid::Uuid::nil()),
-                instance: InstanceId::new("a"),
-                host: String::new(),
-                lease: 15_000,
-                definition: String::new(),
-                granted_at: at.0,
+                ..Run::first(at.0)
             },
-            seq: 0,
-            incarnation: String::new(),
-            renewed_at: at.0,
-            stop: None,
             next_attempt: waits.then_some(NextAttempt {
                 at: at.0,
                 trigger: Trigger::Retry,
             }),
+            ..Open::first(at.0)
         };
         fn sight(state: Option<&State>) -> Sight<'_> {
             Sight {

@@ -254,26 +254,14 @@ fn a_refusal_is_given_time_to_be_mended() {
 fn run(granted_at: i64) -> crate::model::Run {
     crate::model::Run {
         id: RunId(uuid::Uuid::from_u128(1)),
-        occurrence: Occurrence(granted_at),
-        attempt: 1,
-        trigger: Trigger::Schedule,
-        key: None,
-        instance: InstanceId::new("a"),
-        host: "a".to_owned(),
-        lease: 15_000,
-        definition: String::new(),
-        granted_at,
+        ..crate::model::Run::first(granted_at)
     }
 }
 
 fn open(at: i64) -> Open {
     Open {
         run: run(at),
-        seq: 0,
-        incarnation: String::new(),
-        renewed_at: at,
-        stop: None,
-        next_attempt: None,
+        ..Open::first(at)
     }
 }
 

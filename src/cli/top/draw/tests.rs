@@ -62,22 +62,13 @@ fn fleet(names: &[(&str, i64)]) -> Fleet {
 fn open(id: RunId) -> Open {
     Open {
         run: Run {
-            occurrence: Occurrence(NOW - 41_318),
-            attempt: 1,
-            trigger: Trigger::Schedule,
-            key: None,
             id,
             instance: InstanceId::new(WEB),
-            host: "web".into(),
-            lease: 15_000,
-            definition: String::new(),
             granted_at: NOW - 41_300,
+            ..Run::first(NOW - 41_318)
         },
-        seq: 1,
-        incarnation: "i".into(),
         renewed_at: NOW - 100,
-        stop: None,
-        next_attempt: None,
+        ..Open::first(NOW - 41_318)
     }
 }
 
