@@ -517,8 +517,9 @@ mod tests {
         assert_eq!(early_us(&grant(2), 707_518_000), None);
     }
 
-    /// What was granted by a wrong clock, and again after a loss; `kept_until_ms`: of the store's last answer before it.
-    fn granted_again(jump: Jump, kept_until_ms: i64, due_ms: i64) -> bool {
+    /// The promises that are found broken where an attempt was granted by a wrong clock, and again after a loss;
+    /// `kept_until_ms`: of the store's last answer before it.
+    fn granted_again(jump: Jump, kept_until_ms: i64, due_ms: i64) -> Vec<u8> {
         let mut records = Records::default();
         records.begin("i".to_owned(), "boot");
         let at = |ms: i64| Boottime(ms as u64 * 1_000_000);
@@ -562,15 +563,37 @@ mod tests {
         };
         let decided = [decided(0, None), decided(1, None), decided(2, Some(jump))];
         let granted = granted(&records.processes, &operations, &decided);
-        granted[0].forgotten_by(&granted[2])
+        let (ordered, job) = (
+            Ordered {
+                decided: vec![],
+                state: None,
+            },
+            JobName::new("a"),
+        );
+        let mut verdict = Verdict::default();
+        let mut judge = Judge {
+            records: &records,
+            job: &job,
+            operations: &operations,
+            ordered: &ordered,
+            rules: vec![],
+            granted,
+            verdict: &mut verdict,
+        };
+        // It only tells how long the data were there.
+        judge.granted.remove(1);
+        judge.one_grant();
+        judge.tokens_increase();
+        verdict.breaches.iter().map(|b| b.promise).collect()
     }
 
     #[test]
     fn only_a_loss_before_the_time_of_an_occurrence_lets_it_be_forgotten() {
-        assert!(granted_again(Jump::Lost, 500, 600));
-        assert!(granted_again(Jump::Unseen, 500, 600));
-        assert!(!granted_again(Jump::Lost, 500, 500));
-        assert!(!granted_again(Jump::Unanswered, 500, 600));
-        assert!(!granted_again(Jump::Unexplained, 500, 600));
+        let broken = [1, 8];
+        assert_eq!(granted_again(Jump::Lost, 500, 600), [0_u8; 0]);
+        assert_eq!(granted_again(Jump::Unseen, 500, 600), [0_u8; 0]);
+        assert_eq!(granted_again(Jump::Lost, 500, 500), broken);
+        assert_eq!(granted_again(Jump::Unanswered, 500, 600), broken);
+        assert_eq!(granted_again(Jump::Unexplained, 500, 600), broken);
     }
 }
