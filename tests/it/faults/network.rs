@@ -403,13 +403,20 @@ fn much_output_over_a_slow_way_holds_up_no_outcome() {
 /// Their renewals, one after the other, would take longer than the lease lasts.
 #[test]
 fn many_runs_keep_their_leases_over_a_long_way() {
-    let mut all = Triggered::start(60, "sleep 7");
-    all.fleet.proxies[0].set(Fault::DelayRequests(Duration::from_millis(20)));
-    all.trigger_all();
-    let ended = all.outcomes();
-    // Two thirds would be lost. A busy host may lose some.
-    assert!(ended["succeeded at attempt 1"] >= 45, "{ended:?}");
-    all.fleet.stop();
+    let keep = || {
+        let mut all = Triggered::start(60, "sleep 7");
+        all.fleet.proxies[0].set(Fault::DelayRequests(Duration::from_millis(20)));
+        all.trigger_all();
+        let ended = all.outcomes();
+        all.fleet.stop();
+        println!("{ended:?}");
+        // A busy host may lose some.
+        ended
+            .get("succeeded at attempt 1")
+            .is_some_and(|n| *n >= 45)
+    };
+    // Two thirds would be lost each time; and a host that is too busy may lose as many, but hardly again and again.
+    assert!((0..3).any(|_| keep()));
 }
 
 /// The holder alone is cut off: its job is dead by the deadline, and not taken over before.
