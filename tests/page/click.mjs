@@ -87,6 +87,15 @@ const api = (path) => page.evaluate(async (p) => {
   return (await fetch(`api/v1/${p}`, { headers: t ? { Authorization: `Bearer ${t}` } : {} })).json();
 }, path);
 
+/** Asks the API until `f` of the answer gives something, and gives it: it may be ahead of the page, or behind it. */
+async function answered(what, path, f) {
+  for (const end = Date.now() + GENEROUS; ; await pause(50)) {
+    const got = f(await api(path));
+    if (got) return got;
+    if (Date.now() > end) throw new Error(`waited in vain for ${what}`);
+  }
+}
+
 /** Requests that got no answer: what a page that was left asked for is among them. */
 const lost = [];
 function watch(origin = url) {
@@ -183,7 +192,7 @@ async function runsAgain() {
   const chip = () => [...document.querySelectorAll('.bar button')].find((b) => /Running\s*[1-9]/.test(
     b.textContent))?.textContent;
   saw(`a job that needs attention and runs: “${await until('its count', chip)}”`);
-  const { running: [run] } = await api('jobs/again');
+  const run = await answered('its second attempt', 'jobs/again', (j) => j.running.find((r) => r.attempt === 2));
   await go(`#/job/again?o=${Date.parse(run.occurrence)}`);
   await until('a decision', () => document.querySelector('.why tr.won'));
   const said = await until('what is said of it', () => /.*running.*/.exec(document.querySelector('.verd')?.textContent)?.[0]);
@@ -474,9 +483,8 @@ async function takeover() {
     await click('Trigger', 'dialog[open] .foot');
     await until('the run', () => document.querySelector('.notes a'));
     await closed();
-    const { running: [run] } = await api('jobs/survives');
-    const { instances } = await api('instances');
-    const holder = instances.find((x) => x.instance === run.instance);
+    const run = await answered('its run', 'jobs/survives', (j) => j.running[0]);
+    const holder = await answered('its holder', 'instances', (a) => a.instances.find((x) => x.instance === run.instance));
     if (holder.instance !== mine) {
       process.kill(holder.pid, 'SIGKILL');
       saw(`${holder.instance} is killed while it runs survives`);
@@ -577,8 +585,8 @@ async function narrowJob() {
     l.innerText.trim()));
   if (names.join() !== 'From,To') troubles.push(`the dates of the history are named “${names}”`);
   // The days are narrowest where an occurrence is open beside them.
-  const { runs } = await api('jobs/quick/runs?limit=1');
-  await go(`#/job/quick?o=${Date.parse(runs[0].occurrence)}`);
+  const [last] = await answered('a run', 'jobs/quick/runs?limit=1', (a) => a.runs?.length && a.runs);
+  await go(`#/job/quick?o=${Date.parse(last.occurrence)}`);
   await until('the occurrence', () => document.querySelector('.side .why'));
   for (const width of [390, 700, 800, 900, 1000, 1100, 1200, 1300, 1440]) {
     await page.setViewport({ width, height: 900 });
