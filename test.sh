@@ -67,8 +67,9 @@ finish() {
 
 if [ -n "$checks" ]; then
     step format cargo fmt --check
-    step clippy cargo clippy --locked --all-targets -- -D warnings
+    # First what keeps one processor busy: what comes last may have all of them.
     step features tests/features.sh
+    step clippy cargo clippy --locked --all-targets -- -D warnings
     # --examples: of crates with the features that clippy has just checked them with; there are no examples.
     step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib --examples
     # What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
