@@ -19,7 +19,8 @@ export function Live({ f, c }) {
   useLayoutEffect(write);
   const latest = useRef(write);
   latest.current = write;
-  useEffect(() => on('tick', () => latest.current()), []);
+  // At once: an effect comes after the next frame, and a second that passes before that would be missed.
+  useLayoutEffect(() => on('tick', () => latest.current()), []);
   return html`<span ref=${ref} class=${c}></span>`;
 }
 

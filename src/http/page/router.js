@@ -1,5 +1,5 @@
 // The address of what is seen: `#/screen/name?key=value`. Each thing has one, so that a colleague can be sent there.
-import { useEffect, useState } from './base.js';
+import { useLayoutEffect, useState } from './base.js';
 
 export function here() {
   const [path, query = ''] = location.hash.replace(/^#\/?/, '').split('?');
@@ -19,7 +19,8 @@ addEventListener('hashchange', tell);
 
 export function useRoute() {
   const [route, set] = useState(here);
-  useEffect(() => {
+  // At once: an address that changes before the next frame would be missed.
+  useLayoutEffect(() => {
     const f = () => set(here());
     listeners.add(f);
     return () => listeners.delete(f);

@@ -1,6 +1,6 @@
 // What the page knows of the fleet, and how it learns it: first the lists, then the stream of events. Components ask
 // to be drawn again by topic: `jobs`, `instances`, `feed`, `link`, `session`, and `tick` each second.
-import { useEffect, useState } from './base.js';
+import { useLayoutEffect, useState } from './base.js';
 import { instancesAre, midnight, ms } from './format.js';
 import { judge } from './judge.js';
 
@@ -87,7 +87,8 @@ export function changed(topic) {
 /** Draws the component again whenever one of the topics changes. */
 export function useTopics(...topics) {
   const [, again] = useState(0);
-  useEffect(() => {
+  // At once: what changes before the next frame would be missed.
+  useLayoutEffect(() => {
     const f = () => again((n) => n + 1);
     const offs = topics.map((t) => on(t, f));
     return () => offs.forEach((off) => off());
