@@ -898,6 +898,7 @@ try {
 } finally {
   for (const t of new Set(troubles)) console.log(`trouble: ${t}`);
   await browser.close();
+  await own?.end();
 }
 console.log(failed ? 'The page falls short.' : 'The page does what it should.');
 process.exit(failed ? 1 : 0);

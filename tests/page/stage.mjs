@@ -55,7 +55,7 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
     const text = jobs.replace('sqlite:soloist.db', `redis://127.0.0.1:${redisPort}`)
       .replace('127.0.0.1:7878', `127.0.0.1:${ports[i]}`)
       // The third only lets itself be read. A short lease: a new store grants nothing for one.
-      .replace('[http]\n', `[defaults]\nlease = "3s"\n\n[http]\n${i === 2 ? 'read_only = true\n' : ''}`);
+      .replace('[http]\n', `[defaults]\nlease = "3s"\n\n[limits]\ndrain = "0s"\n\n[http]\n${i === 2 ? 'read_only = true\n' : ''}`);
     writeFileSync(join(dir, `${name}.toml`), text);
   });
   const start = (name) => run(name, soloist, ['--config', `${name}.toml`, 'run'], { SOLOIST_INSTANCE: name });
@@ -111,6 +111,15 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
     storeBack: () => signal('redis', 'SIGCONT'),
     soloist: (...words) => execFileSync(soloist, ['--config', `${names[1]}.toml`, ...words], { cwd: dir, encoding: 'utf8',
       stdio: ['ignore', 'pipe', 'pipe'], timeout: 60_000 }),
+    /** Ends the instances in order: one that is killed may leave a process that tries for a day to reach the store. */
+    async end() {
+      for (const { child } of children.values()) child.kill('SIGCONT');
+      await Promise.all(names.map(async (name) => {
+        const { child, gone } = children.get(name);
+        child.kill('SIGTERM');
+        await Promise.race([gone, pause(15_000)]);
+      }));
+    },
     /** Ends when an instance knows all jobs and the store grants. */
     async ready(limit) {
       for (const end = Date.now() + limit; ; await pause(50)) {
