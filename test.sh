@@ -120,8 +120,8 @@ else
     echo "all there"
 fi
 
-# Up to four tests that fail run once more, alone: where many run at one time on a busy host, one may wait longer than it
-# allows for something that comes. One that fails again fails; one that does not is named at the end.
+# Up to four tests that fail run once more, alone: where many run at one time on a busy host, one may wait longer than
+# it allows for something that comes. One that fails again fails; one that does not is named at the end.
 tests() { # tests SUITE TARGET [ARGUMENT...]
     suite=$1 target=$2
     shift 2

@@ -80,6 +80,7 @@ pub(super) struct Recent {
     pub(super) exit_code: Option<i32>,
     pub(super) started_at: Option<Time>,
     pub(super) duration_ms: Option<i64>,
+    /// Not written: mostly it is the start and the duration.
     #[serde(skip)]
     pub(super) finished_at: Option<Time>,
     pub(super) lateness_ms: Option<i64>,
@@ -113,8 +114,8 @@ impl From<RunRecord> for Recent {
 }
 
 impl Recent {
-    /// When it ended, by these.
-    fn started_at_and_duration(&self) -> Option<Time> {
+    /// When it ended if its command was started: the start and the duration.
+    fn usual_end(&self) -> Option<Time> {
         let (started, took) = self.started_at.zip(self.duration_ms)?;
         Some(Time(started.0.saturating_add(took)))
     }

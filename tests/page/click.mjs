@@ -884,8 +884,8 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
-    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput, hostileWords,
-    readers, streamsTaken, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
+    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput,
+    hostileWords, readers, streamsTaken, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];
   for (const step of steps) await step();
   const findings = await looks();

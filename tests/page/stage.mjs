@@ -54,8 +54,10 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
   names.forEach((name, i) => {
     const text = jobs.replace('sqlite:soloist.db', `redis://127.0.0.1:${redisPort}`)
       .replace('127.0.0.1:7878', `127.0.0.1:${ports[i]}`)
-      // The third only lets itself be read. A short lease: a new store grants nothing for one.
-      .replace('[http]\n', `[defaults]\nlease = "3s"\n\n[limits]\ndrain = "0s"\n\n[http]\n${i === 2 ? 'read_only = true\n' : ''}`);
+      // A short lease: a new store grants nothing for one. Nobody waits for what runs at the end.
+      .replace('[http]\n', '[defaults]\nlease = "3s"\n\n[limits]\ndrain = "0s"\n\n[http]\n')
+      // The third only lets itself be read.
+      .replace('[http]\n', `[http]\n${i === 2 ? 'read_only = true\n' : ''}`);
     writeFileSync(join(dir, `${name}.toml`), text);
   });
   const start = (name) => run(name, soloist, ['--config', `${name}.toml`, 'run'], { SOLOIST_INSTANCE: name });

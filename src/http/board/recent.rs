@@ -163,9 +163,7 @@ fn pack(out: &mut Vec<u8>, r: &Recent, before: i64, name: Option<usize>) {
     ];
     let fields = fields.iter().filter(|(_, there)| *there);
     out.push(fields.fold(0, |all, (field, _)| all | field));
-    let finished = r
-        .finished_at
-        .filter(|_| r.finished_at != r.started_at_and_duration());
+    let finished = r.finished_at.filter(|_| r.finished_at != r.usual_end());
     let there = if finished.is_some() { FINISHED } else { 0 };
     out.push(place(&OUTCOMES, r.outcome) << 4 | there | place(&TRIGGERS, r.trigger));
     if let Some(id) = r.run_id {
@@ -233,7 +231,7 @@ fn unpack(rest: &mut &[u8], before: i64, instances: &[InstanceId]) -> Option<Rec
     };
     let finished_at = finished.map(|n| Time(n.wrapping_add(occurrence)));
     Some(Recent {
-        finished_at: finished_at.or(run.started_at_and_duration()),
+        finished_at: finished_at.or(run.usual_end()),
         ..run
     })
 }
@@ -326,7 +324,7 @@ mod tests {
                 instance: ids.1.map(|name| InstanceId::new(&name)),
                 count: if plain { 1 } else { count },
             };
-            let finished_at = if plain { run.started_at_and_duration() } else { Some(Time(finished)) };
+            let finished_at = if plain { run.usual_end() } else { Some(Time(finished)) };
             Recent { finished_at, ..run }
         }
     }
