@@ -157,6 +157,8 @@ const IN_A_ROW: usize = 8;
 /// How many jumps one question without an answer may excuse. It was decided once, but where it is missing, the answers
 /// around it may be put into a wrong order, which makes further jumps.
 const JUMPS: usize = 4;
+/// From how many places it is looked further where more than one question may have been decided next.
+const TRIES: usize = 1000;
 /// How many states are followed that they may lead to.
 const BEAM: usize = 12;
 
@@ -173,59 +175,52 @@ pub(super) fn order(operations: &[Operation], losses: &Losses, states: &mut Stat
     answered.sort_by_key(|&i| (operations[i].about_us, operations[i].process, i));
     let open = (0..operations.len()).filter(|&i| operations[i].done.is_none());
     let walk = Walk {
-        operations,
+        at: Place {
+            operations,
+            left: answered.into(),
+            state: None,
+            incarnation: None,
+            left_states: VecDeque::new(),
+        },
         losses,
-        left: answered.into(),
         open: open.collect(),
-        state: None,
-        incarnation: None,
         losses_used: 0,
-        left_states: VecDeque::new(),
         decided: vec![],
         excused: 0,
     };
     walk.run(states)
 }
 
-struct Walk<'a> {
+/// How far the walk has come.
+#[derive(Clone)]
+struct Place<'a> {
     operations: &'a [Operation],
-    losses: &'a Losses,
     /// The answered ones that have no place yet, by the store's time.
     left: VecDeque<usize>,
-    /// Those without an answer that were not decided yet, as far as is known.
-    open: Vec<usize>,
     /// None: the record begins later than the store's data.
     state: Option<Id>,
     incarnation: Option<&'a str>,
-    losses_used: usize,
     /// States that were left, the newest first, and the answered operation that left them, if it was one.
     left_states: VecDeque<(Id, Option<usize>)>,
+}
+
+struct Walk<'a> {
+    at: Place<'a>,
+    losses: &'a Losses,
+    /// Those without an answer that were not decided yet, as far as is known.
+    open: Vec<usize>,
+    losses_used: usize,
     decided: Vec<Decided>,
     /// How many jumps questions without an answer have excused.
     excused: usize,
 }
 
-impl<'a> Walk<'a> {
+impl<'a> Place<'a> {
     fn step(&self, i: usize) -> &'a Transition {
         let done = self.operations[i].done.as_ref();
         // Only such operations are in `left`.
         done.and_then(|d| d.step.as_ref())
             .unwrap_or_else(|| unreachable!("it was decided"))
-    }
-
-    fn run(mut self, states: &mut States) -> Ordered {
-        while !self.left.is_empty() {
-            let next = self.next();
-            let follows = next.iter().copied().find(|&i| self.follows(i));
-            match follows {
-                Some(i) => self.take(i, None, states),
-                None => self.jump(&next, states),
-            }
-        }
-        Ordered {
-            state: self.state.and_then(|id| states.get(id)),
-            decided: self.decided,
-        }
     }
 
     /// Which answered questions may have been decided next.
@@ -275,15 +270,107 @@ impl<'a> Walk<'a> {
         self.incarnation.is_some_and(|before| before != incarnation)
     }
 
-    fn take(&mut self, i: usize, jump: Option<Jump>, states: &mut States) {
+    /// Those of `next` that may be taken now. Without loss: of what does the same, the one that was answered first; and
+    /// of all, one that changes nothing.
+    fn followers(&self, next: &[usize]) -> Vec<usize> {
+        let mut all: Vec<usize> = next.iter().copied().filter(|&i| self.follows(i)).collect();
+        if self.state.is_none() {
+            return all;
+        }
+        let received = |i: usize| self.operations[i].done.as_ref().map(|done| done.received);
+        all.sort_by_key(|&i| received(i));
+        let mut seen = BTreeSet::new();
+        all.retain(|&i| {
+            let Transition { before, after, .. } = *self.step(i);
+            seen.insert((self.operations[i].boot, before, after))
+        });
+        let idle = |&&i: &&usize| self.step(i).before == self.step(i).after;
+        match all.iter().find(idle) {
+            Some(&i) => vec![i],
+            None => all,
+        }
+    }
+
+    fn take(&mut self, i: usize, jumps: bool) {
         let step = self.step(i);
         self.left.retain(|&j| j != i);
         self.incarnation = Some(&*step.incarnation);
-        if step.before != step.after || self.state.is_none() || jump.is_some() {
+        if step.before != step.after || self.state.is_none() || jumps {
             self.move_to(step.after, Some(i));
         }
+    }
+
+    fn move_to(&mut self, state: Id, by: Option<usize>) {
+        if let Some(before) = self.state.replace(state) {
+            self.left_states.push_front((before, by));
+            self.left_states.truncate(RECENT);
+        }
+    }
+
+    /// Which of several may be taken: a state can come back (a job that is removed and added again), and then more than
+    /// one question that changes it has seen it. The one from which most others follow.
+    fn best(&self, followers: &[usize]) -> Option<usize> {
+        if followers.len() < 2 {
+            return followers.first().copied();
+        }
+        let mut near = self.clone();
+        near.left.truncate(WINDOW);
+        let mut seen = HashSet::new();
+        // The first of the best.
+        let mut best = None;
+        for &i in followers {
+            let reach = near.reach(i, &mut seen);
+            if best.is_none_or(|(most, _)| reach > most) {
+                best = Some((reach, i));
+            }
+        }
+        best.map(|(_, i)| i)
+    }
+
+    /// How many follow one upon the other if `i` is taken, by the best way that is found. `seen`: from where it was
+    /// looked before, which is not looked at again.
+    fn reach(&self, i: usize, seen: &mut HashSet<(VecDeque<usize>, Option<Id>)>) -> usize {
+        let mut at = self.clone();
+        at.take(i, false);
+        let mut far = 1;
+        loop {
+            match at.followers(&at.next())[..] {
+                [] => return far,
+                [one] => at.take(one, false),
+                ref some => {
+                    let further =
+                        match seen.len() < TRIES && seen.insert((at.left.clone(), at.state)) {
+                            true => some.iter().map(|&i| at.reach(i, seen)).max(),
+                            false => None,
+                        };
+                    return far + further.unwrap_or(0);
+                }
+            }
+            far += 1;
+        }
+    }
+}
+
+impl<'a> Walk<'a> {
+    fn run(mut self, states: &mut States) -> Ordered {
+        while !self.at.left.is_empty() {
+            let next = self.at.next();
+            match self.at.best(&self.at.followers(&next)) {
+                Some(i) => self.take(i, None, states),
+                None => self.jump(&next, states),
+            }
+        }
+        Ordered {
+            state: self.at.state.and_then(|id| states.get(id)),
+            decided: self.decided,
+        }
+    }
+
+    fn take(&mut self, i: usize, jump: Option<Jump>, states: &mut States) {
+        self.at.take(i, jump.is_some());
+        let step = self.at.step(i);
         let state = states.get(step.after).unwrap_or_default();
-        let done = self.operations[i].done.as_ref();
+        let done = self.at.operations[i].done.as_ref();
         self.decided.extend(done.map(|done| Decided {
             operation: i,
             now_us: step.now_us,
@@ -296,25 +383,18 @@ impl<'a> Walk<'a> {
         }));
     }
 
-    fn move_to(&mut self, state: Id, by: Option<usize>) {
-        if let Some(before) = self.state.replace(state) {
-            self.left_states.push_front((before, by));
-            self.left_states.truncate(RECENT);
-        }
-    }
-
     /// None of `next` follows.
     fn jump(&mut self, next: &[usize], states: &mut States) {
-        let Some(state) = self.state else { return };
+        let Some(state) = self.at.state else { return };
         // What another one that is left leads to comes after that one.
-        let led_to: BTreeSet<Id> = (self.left.iter().take(WINDOW))
-            .map(|&i| self.step(i))
+        let led_to: BTreeSet<Id> = (self.at.left.iter().take(WINDOW))
+            .map(|&i| self.at.step(i))
             .filter(|s| s.before != s.after)
             .map(|s| s.after)
             .collect();
         let (mut heads, others): (Vec<usize>, Vec<usize>) = next
             .iter()
-            .partition(|&&i| !led_to.contains(&self.step(i).before));
+            .partition(|&&i| !led_to.contains(&self.at.step(i).before));
         heads.extend(others);
         for &i in &heads {
             if let Some(between) = self.unanswered(state, i, states) {
@@ -322,15 +402,15 @@ impl<'a> Walk<'a> {
                     self.open.retain(|&j| j != decided.operation);
                     self.decided.push(decided);
                 }
-                self.move_to(self.step(i).before, None);
+                self.at.move_to(self.at.step(i).before, None);
                 return self.take(i, None, states);
             }
         }
         let Some(&i) = heads.first() else { return };
-        let step = self.step(i);
+        let step = self.at.step(i);
         let loss = self.losses.found.get(self.losses_used);
         let lost_now = loss.is_some_and(|from| *from <= step.now_us);
-        let jump = if self.other_data(i) {
+        let jump = if self.at.other_data(i) {
             Jump::Lost
         } else if lost_now {
             self.losses_used += 1;
@@ -344,13 +424,13 @@ impl<'a> Walk<'a> {
             Jump::Unexplained
         };
         // Others may have seen that state, too.
-        self.move_to(step.before, None);
+        self.at.move_to(step.before, None);
         self.take(i, Some(jump), states);
     }
 
     /// The store may have lost its data between the question before `i` and `i`, and no heartbeat could tell.
     fn may_be_lost(&self, i: usize) -> bool {
-        let step = self.step(i);
+        let step = self.at.step(i);
         let before = self.decided.last().map_or(i64::MIN, |d| d.now_us);
         (self.losses.unseen.iter()).any(|unseen| {
             unseen.incarnation == *step.incarnation
@@ -363,7 +443,7 @@ impl<'a> Walk<'a> {
     /// state: only a loss of data does.
     fn began_anew(&mut self, i: usize, states: &mut States) -> bool {
         let nothing = states.id(None);
-        if self.step(i).before == nothing {
+        if self.at.step(i).before == nothing {
             return true;
         }
         let Some(between) = self.unanswered(nothing, i, states) else {
@@ -378,7 +458,7 @@ impl<'a> Walk<'a> {
 
     /// `j`, which has no answer, may have been decided before `i`.
     fn may_be_before(&self, j: usize, i: usize) -> bool {
-        let (p, o) = (&self.operations[j], &self.operations[i]);
+        let (p, o) = (&self.at.operations[j], &self.at.operations[i]);
         match &o.done {
             Some(done) if p.boot == o.boot => p.sent <= done.received,
             _ => p.sent_us <= o.about_us + super::check::INEXACT_US,
@@ -393,7 +473,7 @@ impl<'a> Walk<'a> {
 
     /// Questions without an answer that lead from a state to that before `i`, if there are such.
     fn unanswered(&self, from: Id, i: usize, states: &States) -> Option<Vec<Decided>> {
-        let step = self.step(i);
+        let step = self.at.step(i);
         let (now, then) = (states.text(from), states.text(step.before));
         let target: Value = serde_json::from_str(then).unwrap_or_default();
         // Their times are dates in the state that they led to.
@@ -421,7 +501,7 @@ impl<'a> Walk<'a> {
             }
         };
         let able =
-            |&&j: &&usize| self.may_be_before(j, i) && concerns(&self.operations[j].question);
+            |&&j: &&usize| self.may_be_before(j, i) && concerns(&self.at.operations[j].question);
         let able: Vec<usize> = self.open.iter().filter(able).copied().collect();
         if able.is_empty() {
             return None;
@@ -468,7 +548,7 @@ impl<'a> Walk<'a> {
         until: &Transition,
         dates: &[i64],
     ) -> Vec<(Option<State>, Decided)> {
-        let p = &self.operations[j];
+        let p = &self.at.operations[j];
         let times = dates
             .iter()
             .map(|ms| ms * 1000)
@@ -477,7 +557,7 @@ impl<'a> Walk<'a> {
         for now_us in times {
             for question in variants(&p.question) {
                 let (mut after, mut effects) = (state.cloned(), Effects::default());
-                let incarnation = self.incarnation.unwrap_or(&until.incarnation);
+                let incarnation = self.at.incarnation.unwrap_or(&until.incarnation);
                 let answer = question.decide(&mut after, now_us, incarnation, &mut effects);
                 if after.as_ref() == state {
                     continue;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    logic::claim::{Claim, Control, Missed, OnCrash, Overlap, Renew, Target},
+    logic::claim::{Claim, Control, Missed, OnCrash, Overlap, Presence, Remembered, Renew, Target},
     model::{InstanceId, JobName, Occurrence, Run, RunId, Trigger},
 };
 
@@ -38,6 +38,30 @@ fn told() -> Told {
 
 fn skip(count: u32) -> Question {
     Question::Control(JobName::new("job"), Control::Skip { count })
+}
+
+/// Of an instance with this definition: the state comes back when another one with the former definition asks.
+fn register(definition: &str) -> Question {
+    Question::Register(Box::new(Register {
+        job: JobName::new("job"),
+        schedule: String::new(),
+        definition: definition.to_owned(),
+        known: Occurrence(0),
+        adopt: None,
+        epoch: None,
+        lost: vec![],
+        counted_from: 0,
+        lost_before: 0,
+        presence: Presence::Kept,
+        owed: vec![],
+        back_at: 0,
+        waits_since: 0,
+        remembered: Remembered::default(),
+        instance: InstanceId::new("i"),
+        host: String::new(),
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+    }))
 }
 
 /// Changes nothing.
@@ -173,6 +197,47 @@ fn questions_that_were_under_way_together_stand_in_the_order_of_their_states() {
     let order = told.order(&Losses::default());
     let expected = [(begin, None), (first, None), (second, None), (third, None)];
     assert_eq!(order, expected);
+}
+
+#[test]
+fn a_state_that_comes_back_may_be_left_twice() {
+    let mut told = told();
+    let begin = told.ask(cancel(), (0, 1, 2), true);
+    let leaves = told.ask(register("x"), (5, 10, 90), true);
+    let back = told.ask(register(""), (5, 11, 60), true);
+    let leaves_again = told.ask(skip(1), (5, 12, 30), true);
+    let order = told.order(&Losses::default());
+    let expected = [
+        (begin, None),
+        (leaves, None),
+        (back, None),
+        (leaves_again, None),
+    ];
+    assert_eq!(order, expected);
+}
+
+proptest::proptest! {
+    /// However long questions and answers are under way, and whatever states come back.
+    #[test]
+    fn an_order_is_found_whatever_was_under_way_together(
+        asked in proptest::collection::vec((0..5, 0_i64..40, 0_i64..40), 1..60)
+    ) {
+        let mut told = told();
+        told.ask(cancel(), (0, 0, 0), true);
+        for (n, (what, way, back)) in asked.into_iter().enumerate() {
+            let at = n as i64 + 1;
+            let question = match what {
+                0 => register(""),
+                1 => register("x"),
+                2 => Question::Control(JobName::new("job"), Control::Off),
+                3 => skip(1),
+                _ => cancel(),
+            };
+            told.ask(question, ((at - way).max(1), at, at + back), true);
+        }
+        let jumps: Vec<_> = told.order(&Losses::default());
+        proptest::prop_assert!(jumps.iter().all(|(_, jump)| jump.is_none()), "{jumps:?}");
+    }
 }
 
 #[test]
