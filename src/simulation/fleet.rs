@@ -272,8 +272,7 @@ impl Fleet {
         let daemon = instance.daemon.take();
         // Read before anything is dropped: a killed process drops nothing.
         let will = daemon.as_ref().and_then(Daemon::last_will);
-        instance.daemons.run(now, async { drop(daemon) });
-        instance.daemons.kill(now);
+        instance.daemons.kill(now, daemon);
         instance.daemons.stopped_until = 0;
         if let Some(will) = will {
             instance.guards.spawn(last_will::settle::simulated(will));

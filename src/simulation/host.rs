@@ -162,8 +162,12 @@ impl Host {
         self.base + (world as f64 * self.rate) as u64
     }
 
-    /// The process dies: nothing of it is left.
-    pub(super) fn kill(&mut self, world: u64) {
+    /// The process dies: nothing of it is left, nor of what it had.
+    pub(super) fn kill<T>(&mut self, world: u64, had: T) {
+        // On its runtime. It does nothing more, not even catch up if it was stopped.
+        self.inside(world, Duration::ZERO, || {
+            self.runtime.block_on(async { drop(had) })
+        });
         let dead = std::mem::replace(&mut self.runtime, runtime());
         self.inside(world, Duration::ZERO, || dead.shutdown_background());
         self.boot = self.boot_at(world);
@@ -189,6 +193,7 @@ impl Host {
 
     /// Runs `f` on the host, as far as it gets without waiting for the next step.
     pub(super) fn run<T>(&mut self, world: u64, f: impl Future<Output = T>) -> T {
+        self.catch_up(world);
         self.inside(world, Duration::ZERO, || self.runtime.block_on(f))
     }
 
@@ -201,16 +206,10 @@ impl Host {
         if self.stopped_until >= until {
             return;
         }
-        // A process that was stopped finds that time has passed.
-        let begin = self.boot_at(from);
-        let missed = begin.saturating_sub(self.boot);
-        if missed > 1_000_000 {
-            self.boot = begin;
-            let missed = Duration::from_nanos(missed);
-            self.inside(from, missed, || {
-                self.runtime.block_on(tokio::time::advance(missed))
-            });
+        if self.runtime.metrics().num_alive_tasks() == 0 {
+            return;
         }
+        self.catch_up(from);
         let until_boot = self.boot_at(until);
         let lasts = Duration::from_nanos(until_boot.saturating_sub(self.boot));
         let took = self.inside(from, Duration::ZERO, || {
@@ -221,5 +220,17 @@ impl Host {
             })
         });
         self.boot += took.as_nanos() as u64;
+    }
+    /// A process that was stopped, or had nothing to do, finds that time has passed.
+    fn catch_up(&mut self, world: u64) {
+        let now = self.boot_at(world);
+        let missed = now.saturating_sub(self.boot);
+        if missed > 1_000_000 {
+            self.boot = now;
+            let missed = Duration::from_nanos(missed);
+            self.inside(world, missed, || {
+                self.runtime.block_on(tokio::time::advance(missed))
+            });
+        }
     }
 }
