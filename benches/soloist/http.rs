@@ -36,14 +36,18 @@ pub fn run(table: &mut Table, server: &Redis) {
     for jobs in [1, JOBS] {
         memory(table, server, jobs);
     }
-    for (name, lines) in [("Redis", ""), ("Redis with HTTP asked", LINES)] {
+    let beside: [(_, _, fn(&Path)); 3] = [
+        ("Redis", "", |_| {}),
+        ("Redis with HTTP followed", LINES, follow),
+        ("Redis with HTTP followed and asked", LINES, |dir| {
+            follow(dir);
+            ask_on(dir);
+        }),
+    ];
+    for (name, lines, beside) in beside {
         server.flush();
         runtime().block_on(async { establish(&*server.store()).await });
-        lateness::one(table, &server.url(), name, JOBS, lines, |dir| {
-            if !lines.is_empty() {
-                ask_on(dir);
-            }
-        });
+        lateness::one(table, &server.url(), name, JOBS, lines, beside);
     }
 }
 
@@ -111,17 +115,22 @@ impl Client {
     }
 }
 
-/// A reader of events, and one that asks for all jobs ten times a second, until the instance ends.
+/// A reader of events, until the instance ends.
+fn follow(dir: &Path) {
+    let mut reader = Client::new(dir);
+    std::thread::spawn(move || {
+        let _ = reader.ask("/api/v1/events", "text/event-stream");
+        let _ = std::io::copy(&mut reader.0, &mut std::io::sink());
+    });
+}
+
+/// One that asks for all jobs ten times a second, until the instance ends.
 fn ask_on(dir: &Path) {
-    let (mut poller, mut reader) = (Client::new(dir), Client::new(dir));
+    let mut poller = Client::new(dir);
     std::thread::spawn(move || {
         while poller.get("/api/v1/jobs").is_ok() {
             std::thread::sleep(Duration::from_millis(100));
         }
-    });
-    std::thread::spawn(move || {
-        let _ = reader.ask("/api/v1/events", "text/event-stream");
-        let _ = std::io::copy(&mut reader.0, &mut std::io::sink());
     });
 }
 
