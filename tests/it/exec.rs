@@ -827,12 +827,12 @@ fn wait_catches(running: &Running) {
         // As long as it is not executed, all signals are blocked.
         let program = fs::read_link(format!("/proc/{}/exe", running.pid()));
         let executed = program.is_ok() && program.ok() != std::env::current_exe().ok();
-        // Blocked, for a descriptor on which they arrive.
+        // Blocked, for a descriptor on which they arrive. Before that some are for a moment, but not this one.
         let status = fs::read_to_string(format!("/proc/{}/status", running.pid()));
         let status = status.unwrap_or_default();
         let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:"));
         let mask = mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok());
-        executed && mask.is_some_and(|m| m & 1 << (Signal::TERM.as_raw() - 1) != 0)
+        executed && mask.is_some_and(|m| m & 1 << (Signal::USR1.as_raw() - 1) != 0)
     });
 }
 

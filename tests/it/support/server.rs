@@ -1,10 +1,17 @@
 //! A Redis server of one test: on a Unix socket and a TCP port, killed on drop.
 
 use std::{
-    os::unix::fs::FileExt,
+    ops::Range,
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::FileExt,
+            net::{SocketAddr, UnixListener},
+        },
+    },
     path::PathBuf,
     process::{Child, Stdio},
-    sync::atomic::{AtomicU16, Ordering},
+    sync::Mutex,
     time::Duration,
 };
 
@@ -262,17 +269,29 @@ impl RedisServer {
     }
 }
 
-/// A port that nobody listens on, outside of the range that the kernel gives to connections. So it stays free until the
-/// server has it, unless another test process looks at the same moment, which starts elsewhere.
+/// A port that nobody listens on, outside of the range that the kernel gives to connections, and that no other test
+/// gets, of any process: so it stays free until the server has it.
 pub fn free_port() -> u16 {
-    static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = std::process::id() * 97;
+    const BLOCK: u16 = 100;
+    // The ports of a block, and the socket that keeps other processes from it for as long as this one lives.
+    static MINE: Mutex<(Range<u16>, Vec<UnixListener>)> = Mutex::new((0..0, vec![]));
+    let mut mine = MINE.lock().expect("nobody panics with it");
     loop {
-        let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
-        let port = u16::try_from(12_000 + (first + step) % 20_000).expect("below 32,768");
-        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
+        if let Some(port) = mine.0.next() {
+            if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+                return port;
+            }
+            continue;
         }
+        let blocks = (12_000..32_000).step_by(usize::from(BLOCK));
+        let took = blocks.into_iter().find_map(|first| {
+            let name = format!("soloist-test-ports-{first}");
+            let address = SocketAddr::from_abstract_name(name).ok()?;
+            Some((first, UnixListener::bind_addr(&address).ok()?))
+        });
+        let (first, socket) = took.expect("a block of ports that no other process has");
+        mine.0 = first..first + BLOCK;
+        mine.1.push(socket);
     }
 }
 
