@@ -337,14 +337,17 @@ pub(super) async fn events(
             .and_then(|v| v.to_str().ok())
             .unwrap_or_default()
     };
-    let last = headers.get("last-event-id").and_then(|v| v.to_str().ok());
+    // Whatever it holds, it says that the client wants to go on.
+    let last = headers
+        .get("last-event-id")
+        .map(|v| String::from_utf8_lossy(v.as_bytes()));
     let given = args.given("since").next();
     if given == Some("") {
         return Err(
             Problem::bad("`since` is empty").hint("without `since`, events are told from now on")
         );
     }
-    let cursor = last.or(given);
+    let cursor = last.as_deref().or(given);
     if text(header::ACCEPT).contains("text/event-stream") {
         return stream(&app, caller, cursor);
     }

@@ -61,6 +61,12 @@ fn a_stream_goes_on_where_it_broke_off() {
         let polled = get(&at, &format!("/api/v1/events?since={cursor}")).of(200);
         assert_eq!(polled["reset"], true, "{cursor}");
     }
+    for id in ["of another", "\u{1f4a5}"] {
+        let mut stream = get(&at, "/api/v1/events")
+            .header("Last-Event-ID", id)
+            .stream();
+        assert_eq!(stream.next().expect("an event").kind, "reset", "{id}");
+    }
     // The answer with the jobs says from where on to listen.
     let jobs = get(&at, "/api/v1/jobs").send();
     let cursor = jobs.header("x-cursor").expect("a cursor").to_owned();
