@@ -146,14 +146,12 @@ fn many_runs_one_after_another_leave_nothing_behind() {
     switch(&mut fleet, true);
     std::thread::sleep(std::time::Duration::from_secs(test_seconds()));
     switch(&mut fleet, false);
-    // Connections to the store stay open: the pool has at most so many.
-    let now = held(daemon, &cgroup.0, tmp.path());
-    assert!(now.0 <= before.0 + 8, "{before:?}, and then {now:?}");
-    assert_eq!(
-        (now.1, now.2, now.3),
-        (before.1, before.2, before.3),
-        "children, cgroups, files"
-    );
+    // A guard of an instant right before the reload may still come and go.
+    wait_until("nothing is held beyond that of before", GENEROUS, || {
+        let now = held(daemon, &cgroup.0, tmp.path());
+        // Connections to the store stay open: the pool has at most so many.
+        now.0 <= before.0 + 8 && now.1.len() == 1 && (now.2, now.3) == (before.2, before.3)
+    });
     let ends = fleet.history(&name(0));
     assert!(ends.iter().all(|r| r["outcome"] != "failed"), "{ends:?}");
     fleet.stop();
