@@ -270,8 +270,8 @@ impl<'a> Place<'a> {
         self.incarnation.is_some_and(|before| before != incarnation)
     }
 
-    /// Those of `next` that may be taken now. Without loss: of what does the same, the one that was answered first; and
-    /// of all, one that changes nothing.
+    /// Those of `next` that may be taken now, but for those that need not come first: one that changes nothing can
+    /// always be taken before all others, and of those that do the same, the one that was answered first.
     fn followers(&self, next: &[usize]) -> Vec<usize> {
         let mut all: Vec<usize> = next.iter().copied().filter(|&i| self.follows(i)).collect();
         if self.state.is_none() {

@@ -26,7 +26,8 @@ done
 "$soloist" trigger quick --wait >/dev/null
 failed=
 # Which time zones there are, which instants are to come, which of two is earlier, and which cursors were given out for a
-# list, the document cannot say. In sequences of requests schemathesis asks for the run `None`, where the answer before has no run's id.
+# list, the document cannot say. In sequences of requests schemathesis asks for the run `None`, where the answer before has
+# no run's id.
 cat >schemathesis.toml <<'END'
 [phases.stateful.checks.positive_data_acceptance]
 enabled = false
