@@ -23,11 +23,13 @@ use crate::{
     support::{Redis, Sample, Table, directory, establish, runtime, seconds, wait_for},
 };
 
-const JOBS: usize = 1000;
+pub const JOBS: usize = 1000;
 /// As many runs of each job as an answer shows.
 const RUNS: usize = 24;
 const ASKED: usize = 500;
-const LINES: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
+/// Who ask and do not read, at one time.
+const SLOW: usize = 50;
+pub const LINES: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
 
 pub fn run(table: &mut Table, server: &Redis) {
     jobs(table, server);
@@ -52,11 +54,11 @@ pub fn run(table: &mut Table, server: &Redis) {
 }
 
 /// A connection that asks one thing after the other.
-struct Client(BufReader<TcpStream>);
+pub struct Client(BufReader<TcpStream>);
 
 impl Client {
     /// To the instance that logs in `dir` as `a`.
-    fn new(dir: &Path) -> Self {
+    pub fn new(dir: &Path) -> Self {
         let log = dir.join("a.log");
         let mut address = None;
         wait_for("the address of HTTP", || {
@@ -70,6 +72,11 @@ impl Client {
         stream.set_read_timeout(patience).expect("a timeout");
         stream.set_nodelay(true).expect("no delay");
         Self(BufReader::new(stream))
+    }
+
+    pub fn url(&self) -> String {
+        let address = self.0.get_ref().peer_addr().expect("a connection");
+        format!("http://{address}")
     }
 
     /// Sends a request, and reads the head of the answer: how long its body is. None: it comes in pieces.
@@ -134,8 +141,8 @@ fn ask_on(dir: &Path) {
     });
 }
 
-/// New data, in which each of so many jobs has run [`RUNS`] times.
-fn have_run(server: &Redis, jobs: usize) {
+/// New data, in which each of so many jobs has run so often.
+pub fn have_run(server: &Redis, jobs: usize, runs: usize) {
     server.flush();
     let names: Vec<String> = (0..jobs).map(|i| format!("idle-{i:05}")).collect();
     runtime().block_on(async {
@@ -146,7 +153,7 @@ fn have_run(server: &Redis, jobs: usize) {
             .map(|name| claim::registration(name, &epoch.incarnation))
             .collect();
         store.register(&all).await.expect("registered");
-        for _ in 0..RUNS {
+        for _ in 0..runs {
             // Each has a millisecond of its own.
             tokio::time::sleep(Duration::from_millis(2)).await;
             let at = wall_us() / 1000;
@@ -171,8 +178,8 @@ fn have_run(server: &Redis, jobs: usize) {
     });
 }
 
-/// All jobs with all their runs, as soon as the daemon knows them.
-fn all_runs(client: &mut Client, jobs: usize) -> Vec<u8> {
+/// All jobs with as many runs as are shown, as soon as the daemon knows them.
+pub fn all_runs(client: &mut Client, jobs: usize) -> Vec<u8> {
     let mut body = vec![];
     wait_for("all runs of all jobs", || {
         body = client.get("/api/v1/jobs").expect("an answer");
@@ -184,7 +191,7 @@ fn all_runs(client: &mut Client, jobs: usize) -> Vec<u8> {
 
 /// All jobs, each with its last runs, in one answer.
 fn jobs(table: &mut Table, server: &Redis) {
-    have_run(server, JOBS);
+    have_run(server, JOBS, RUNS);
     let (_keep, dir) = directory();
     let config = daemon::config(&dir, &server.url(), JOBS, LINES);
     let daemon = Daemon::start(&dir, &config, "a");
@@ -206,7 +213,38 @@ fn jobs(table: &mut Table, server: &Redis) {
     );
     let name = format!("GET /api/v1/jobs, {JOBS} jobs with {RUNS} runs: p99");
     table.row(&name, times.p99(), "ms", 20.0, from);
+
+    let own = || memory_kib(daemon.pid(), "Anonymous:");
+    let before = own();
+    let slow: Vec<Client> = (0..SLOW)
+        .map(|_| {
+            let mut client = Client::new(&dir);
+            client
+                .ask("/api/v1/jobs", "application/json")
+                .expect("a beginning");
+            client
+        })
+        .collect();
+    // Once the kernel takes no more for them, and before the daemon gives them up.
+    std::thread::sleep(Duration::from_secs(3));
+    let grown = own() - before;
+    drop(slow);
+    let from = format!("grew by {:.1} MiB for {SLOW}", grown / 1024.0);
+    let name = "memory of its own for a client that asks for all jobs and does not read";
+    table.note(name, grown / SLOW as f64, "KiB", from);
     daemon.stop();
+}
+
+pub fn drain(dir: &Path, config: &Path, instance: &str) {
+    wait_for("the drain", || {
+        let drain = Command::new(env!("CARGO_BIN_EXE_soloist"))
+            .arg("--config")
+            .arg(config)
+            .args(["drain", instance])
+            .current_dir(dir)
+            .output();
+        drain.is_ok_and(|o| o.status.success())
+    });
 }
 
 /// From the first line of a command on another instance until the event of its grant is here.
@@ -228,15 +266,7 @@ fn events(table: &mut Table, server: &Redis) {
     let lines = || std::fs::read_to_string(&starts).unwrap_or_default();
     wait_for("a first run", || lines().lines().count() > 0);
     // So that the other one runs it.
-    wait_for("the drain of this one", || {
-        let drain = Command::new(env!("CARGO_BIN_EXE_soloist"))
-            .arg("--config")
-            .arg(&config)
-            .args(["drain", "a"])
-            .current_dir(&dir)
-            .output();
-        drain.is_ok_and(|o| o.status.success())
-    });
+    drain(&dir, &config, "a");
     client
         .ask("/api/v1/events", "text/event-stream")
         .expect("a stream");
@@ -282,7 +312,7 @@ fn events(table: &mut Table, server: &Redis) {
 /// What a daemon takes more with HTTP, after somebody has looked at everything and follows the events.
 fn memory(table: &mut Table, server: &Redis, jobs: usize) {
     let taken = ["", LINES].map(|lines| {
-        have_run(server, jobs);
+        have_run(server, jobs, RUNS);
         let (_keep, dir) = directory();
         let config = daemon::config(&dir, &server.url(), jobs, lines);
         let daemon = Daemon::start(&dir, &config, "a");

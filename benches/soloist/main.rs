@@ -1,9 +1,9 @@
 //! What soloist costs, measured side by side with the floor in the same run: ratios, not times, are what to keep.
 //!
 //! `cargo bench` runs everything, `cargo bench -- claim idle` a part. Parts: claim, wakeups, instant, lateness, idle,
-//! start, takeover, runs, held, http, notify. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle, runs, held and
-//! notify measurement takes (default 30). docs/performance.md says what each row means and keeps the figures. Redis is
-//! a server of our own on a Unix socket; nothing is left running.
+//! start, takeover, runs, held, http, page, notify. `SOLOIST_BENCH_SECONDS` is how long each lateness, idle, runs, held
+//! and notify measurement takes (default 30). docs/performance.md says what each row means and keeps the figures. Redis
+//! is a server of our own on a Unix socket; nothing is left running.
 
 mod claim;
 mod daemon;
@@ -12,6 +12,7 @@ mod idle;
 mod instant;
 mod lateness;
 mod notify;
+mod page;
 mod program;
 mod runs;
 mod support;
@@ -21,7 +22,7 @@ use support::{Redis, Table};
 
 type Part = fn(&mut Table, &Redis);
 
-const PARTS: [(&str, Part); 11] = [
+const PARTS: [(&str, Part); 12] = [
     ("claim", claim::run),
     ("wakeups", instant::wakeups),
     ("instant", instant::run),
@@ -32,6 +33,7 @@ const PARTS: [(&str, Part); 11] = [
     ("runs", runs::run),
     ("held", runs::held),
     ("http", http::run),
+    ("page", page::run),
     ("notify", notify::run),
 ];
 

@@ -1,6 +1,6 @@
 //! What can be read: from the board, and what the board does not have from the store.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use axum::{
     Extension,
@@ -17,7 +17,7 @@ use utoipa::openapi::path::ParameterIn;
 use super::{
     App,
     auth::Caller,
-    board::{Board, Instances, Job, Jobs},
+    board::{Board, Instances, Job, Jobs, RECENT},
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -108,11 +108,17 @@ impl Args {
         named.map(|(_, value)| value.as_str())
     }
 
-    pub(super) fn number(&self, name: &str, most: usize) -> Result<Option<usize>, Problem> {
+    pub(super) fn number(
+        &self,
+        name: &str,
+        within: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, Problem> {
         let number = |text: &str| match text.parse() {
-            Ok(n) if (1..=most).contains(&n) => Ok(n),
+            Ok(n) if within.contains(&n) => Ok(n),
             _ => Err(Problem::bad(format!(
-                "`{name}` must be a number from 1 to {most}"
+                "`{name}` must be a number from {} to {}",
+                within.start(),
+                within.end()
             ))),
         };
         self.given(name).next().map(number).transpose()
@@ -319,6 +325,8 @@ pub(super) async fn session(
     params(
         ("tag" = Option<Vec<String>>, Query, description = "only those with this tag; several: with all of them"),
         ("q" = Option<String>, Query, description = "only those whose name, description or tags contain these words"),
+        ("recent" = Option<usize>, Query, minimum = 0, maximum = 24,
+            description = "how many of each job's last runs; default 24"),
     ),
     responses(
         (status = 200, description = "the jobs", body = Jobs, headers(
@@ -328,11 +336,12 @@ pub(super) async fn session(
     )
 )]
 pub(super) async fn jobs(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Problem> {
-    let args = Args::of(&uri, &["q"], &["tag"])?;
+    let args = Args::of(&uri, &["q", "recent"], &["tag"])?;
     let words = args.text("q").unwrap_or_default().split_whitespace();
     let wanted = Wanted {
         tags: args.all("tag").map(str::to_owned).collect(),
         words: words.map(str::to_lowercase).collect(),
+        runs: args.number("recent", 0..=RECENT)?.unwrap_or(RECENT),
     };
     let (mut listing, cursor) = {
         let inner = app.board.read();
@@ -351,10 +360,11 @@ pub(super) async fn jobs(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
     Ok(response)
 }
 
-/// Which jobs are asked for.
+/// Which jobs are asked for, and how many of the last runs of each.
 struct Wanted {
     tags: BTreeSet<String>,
     words: Vec<String>,
+    runs: usize,
 }
 
 impl Wanted {
@@ -411,7 +421,7 @@ impl Listing {
             if self.after.is_some() {
                 out.push(b',');
             }
-            job.write(&mut out)?;
+            job.write(&mut out, self.wanted.runs)?;
             self.after = Some(job.view.job.clone());
         }
         out.extend_from_slice(b"]}");

@@ -46,7 +46,7 @@ use crate::{
 };
 
 /// How many ended runs of each job the board has.
-const RECENT: usize = 24;
+pub(super) const RECENT: usize = 24;
 /// How many records are read first when a job has changed: most often one is new.
 const FIRST_RECORDS: usize = 3;
 /// The time between two looks at all jobs.
@@ -156,8 +156,8 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Writes what `Serialize` does, and its runs as [`Recents::write`] does.
-    pub(super) fn write(&self, out: &mut Vec<u8>) -> serde_json::Result<()> {
+    /// Writes what `Serialize` does, and the last `runs` of its runs as [`Recents::write`] does.
+    pub(super) fn write(&self, out: &mut Vec<u8>, runs: usize) -> serde_json::Result<()> {
         let Self {
             view,
             elsewhere,
@@ -170,7 +170,7 @@ impl Job {
         out.pop();
         field(out, r#","elsewhere":"#, elsewhere)?;
         out.extend_from_slice(br#","recent":"#);
-        recent.write(out)?;
+        recent.write(out, runs)?;
         field(out, r#","typical_ms":"#, typical_ms)?;
         field(out, r#","late_typical_ms":"#, late_typical_ms)?;
         out.push(b'}');
@@ -1165,7 +1165,7 @@ mod tests {
             let e = inner.jobs.values_mut().next().expect("a job");
             e.merge(runs, true);
             let mut written = vec![];
-            e.job.write(&mut written).expect("JSON");
+            e.job.write(&mut written, RECENT).expect("JSON");
             let serialized = serde_json::to_vec(&e.job).expect("JSON");
             assert_eq!(String::from_utf8(written), String::from_utf8(serialized));
         }

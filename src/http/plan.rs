@@ -151,8 +151,8 @@ pub(super) async fn plan(State(app): State<Arc<App>>, uri: Uri) -> Result<Respon
     let to = args
         .instant("to")?
         .unwrap_or_else(|| from.saturating_add(DAY));
-    let limit = args.number("limit", 10_000)?.unwrap_or(1000);
-    let per_job = args.number("per_job", 10_000)?;
+    let limit = args.number("limit", 1..=10_000)?.unwrap_or(1000);
+    let per_job = args.number("per_job", 1..=10_000)?;
     let names: Vec<JobName> = args
         .all("job")
         .map(|name| named(&app.board, name))

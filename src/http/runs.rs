@@ -159,7 +159,7 @@ pub(super) async fn of_job(
     let [a, b, c] = Filter::ONCE;
     let args = Args::of(&uri, &["limit", "cursor", a, b, c], &["outcome"])?;
     let filter = Filter::of(&args, app.board.read().clock().now)?;
-    let limit = args.number("limit", 1000)?.unwrap_or(50);
+    let limit = args.number("limit", 1..=1000)?.unwrap_or(50);
     let after = args.given("cursor").next().map(Cursor::parse).transpose()?;
     let name = named(&app.board, &name)?;
     let list = filter.list(&name);
@@ -290,7 +290,7 @@ pub(super) async fn all(State(app): State<Arc<App>>, uri: Uri) -> Result<Respons
     let [a, b, c] = Filter::ONCE;
     let args = Args::of(&uri, &["limit", a, b, c], &["job", "outcome"])?;
     let filter = Filter::of(&args, app.board.read().clock().now)?;
-    let limit = args.number("limit", 5000)?.unwrap_or(500);
+    let limit = args.number("limit", 1..=5000)?.unwrap_or(500);
     let names: BTreeSet<JobName> = args
         .all("job")
         .map(|name| named(&app.board, name))

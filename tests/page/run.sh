@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs click.mjs, with its modules in the target folder: sh tests/page/run.sh [URL]. Without URL against a fleet of its own,
-# of the program that `cargo test` built, or $SOLOIST; this is part of test.sh. sh tests/page/run.sh speed [JOBS] measures
-# (speed.mjs) instead; SHOTS=FOLDER sh tests/page/run.sh pictures makes the pictures of docs/pictures.
+# of the program that `cargo test` built, or $SOLOIST; this is part of test.sh. sh tests/page/run.sh speed URL measures
+# (speed.mjs) for `cargo bench`; SHOTS=FOLDER sh tests/page/run.sh pictures makes the pictures of docs/pictures.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 

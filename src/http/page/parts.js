@@ -170,12 +170,15 @@ export function runWords(job, r) {
 
 // ---- windows: only rows that are seen are drawn
 
+/** So far beyond the window rows are drawn, too, px. */
+const BEYOND = 300;
+
 /**
  * Draws rows `from` to `to` of a list of which `tops` has the offsets (one more than rows), as the window scrolls.
  */
 export function useSeen(tops, ref) {
-  const [seen, set] = useState([0, 40]);
-  const measure = () => {
+  const [seen, set] = useState([0, 32]);
+  const measure = (soon) => {
     const top = ref.current ? -ref.current.getBoundingClientRect().top : 0;
     const find = (y) => {
       let [a, b] = [0, tops.length - 1];
@@ -187,13 +190,23 @@ export function useSeen(tops, ref) {
       return a;
     };
     // Steps of eight rows: a scrolled line alone draws nothing.
-    const from = Math.max(0, Math.floor(find(top - 300) / 8) * 8);
-    const to = Math.min(tops.length - 1, Math.ceil((find(top + innerHeight + 300) + 1) / 8) * 8);
-    set((was) => (was[0] === from && was[1] === to ? was : [from, to]));
+    const within = (beyond) => [Math.max(0, Math.floor(find(top - beyond) / 8) * 8),
+      Math.min(tops.length - 1, Math.ceil((find(top + innerHeight + beyond) + 1) / 8) * 8)];
+    const [least, most] = [within(0), within(BEYOND)];
+    set((was) => {
+      const does = soon && most[0] <= was[0] && was[0] <= least[0] && least[1] <= was[1] && was[1] <= most[1];
+      const want = soon ? least : most;
+      return does || (was[0] === want[0] && was[1] === want[1]) ? was : want;
+    });
   };
   const latest = useRef(measure);
   latest.current = measure;
-  useLayoutEffect(measure, [tops]);
+  // Of a new list the rows in the window are drawn first, and the others after the next frame.
+  useLayoutEffect(() => {
+    measure(true);
+    const timer = setTimeout(() => latest.current(), 50);
+    return () => clearTimeout(timer);
+  }, [tops]);
   useEffect(() => {
     const f = () => latest.current();
     addEventListener('scroll', f, { passive: true });

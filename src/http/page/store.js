@@ -41,6 +41,8 @@ const ANSWER_MS = 40_000;
  */
 const HIDDEN_MS = 5_000;
 const POLL_MS = 10_000;
+/** So soon the first rows are seen. */
+const DRAWN_MS = 100;
 
 let skew = 0;
 /** The fleet's time, Unix ms: the time of the last answer, carried on by this host's clock. */
@@ -341,7 +343,9 @@ const pause = (length) => new Promise((r) => setTimeout(r, length));
 async function load() {
   // All at once, because each way there and back is seen; without a token only the first is answered.
   const soon = { within: SILENT_MS };
-  const lists = Promise.all([ask('jobs', soon), ask('instances', soon)]);
+  // The first rows come sooner without what is most of the answer.
+  const begins = !known.jobs.size;
+  const lists = Promise.all([ask(begins ? 'jobs?recent=1' : 'jobs', soon), ask('instances', soon)]);
   lists.catch(() => {});
   const session = await ask('session', soon);
   // The page may not understand all that another version says.
@@ -356,6 +360,12 @@ async function load() {
   setJobs(jobs);
   setInstances(instances);
   cursor = jobs.cursor ?? null;
+  if (begins) {
+    await pause(DRAWN_MS);
+    const all = await ask('jobs', soon);
+    setJobs(all);
+    cursor = all.cursor ?? null;
+  }
   if (!known.feed.length) history();
   return true;
 }

@@ -237,15 +237,28 @@ function drawLinks(ctx, v, job, list, y) {
   }
 }
 
+/** When the job runs next, if that is beyond the right edge. Returns where these words begin. */
+function drawNext(ctx, v, job, top) {
+  const next = ms(job.next);
+  if (!(next > v.t1 && v.t1 > v.now)) return v.w;
+  const words = `${v.w < 700 ? '' : `next ${when(next, v.now)} `}→`;
+  ctx.fillStyle = colours().tx3;
+  ctx.textAlign = 'right';
+  ctx.fillText(words, v.w - 6, top + 19);
+  return v.w - 12 - ctx.measureText(words).width;
+}
+
 export function drawJob(ctx, v, name, row, top, hits) {
   const c = colours();
   const job = known.jobs.get(name);
   if (!job) return;
   const y = top + 9;
   line(ctx, v.x0, top + ROW - 0.5, v.w, top + ROW - 0.5, c.line);
+  const end = drawNext(ctx, v, job, top);
   if (job.paused) {
     const [x, w] = clip(v, ms(job.paused.since), ms(job.paused.until) ?? v.t1);
-    if (w > 0) line(ctx, x, y + BAR / 2, x + w, y + BAR / 2, c.off, 2, [1, 5]);
+    const to = Math.min(x + w, end);
+    if (to > x) line(ctx, x, y + BAR / 2, to, y + BAR / 2, c.off, 2, [1, 5]);
   }
   const longest = Math.max(10 * M, ...row.sorted.slice(-50).map((r) => (r.e ?? v.now) - r.s));
   const list = within(row.sorted, v.t0, v.t1, longest);
@@ -255,12 +268,6 @@ export function drawJob(ctx, v, name, row, top, hits) {
   else {
     drawLinks(ctx, v, job, list, y);
     for (const r of list) drawRun(ctx, v, r, y, BAR, hits);
-  }
-  const next = ms(job.next);
-  if (next > v.t1 && v.t1 > v.now) {
-    ctx.fillStyle = c.tx3;
-    ctx.textAlign = 'right';
-    ctx.fillText(`${v.w < 700 ? '' : `next ${when(next, v.now)} `}→`, v.w - 6, top + 19);
   }
 }
 

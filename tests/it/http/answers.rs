@@ -404,6 +404,8 @@ fn each_answer_is_as_the_document_of_the_api_describes_it() {
     for (path, ask, status) in [
         ("/api/v1/jobs/{job}", "/api/v1/jobs/eac", 404),
         ("/api/v1/jobs", "/api/v1/jobs?tags=a", 400),
+        ("/api/v1/jobs", "/api/v1/jobs?recent=25", 400),
+        ("/api/v1/jobs", "/api/v1/jobs?recent=", 400),
         (
             "/api/v1/jobs/{job}/runs",
             "/api/v1/jobs/each/runs?limit=0",
@@ -650,6 +652,16 @@ fn what_is_shown_is_what_the_commands_show() {
     assert_eq!(names("tag=a&tag=b"), ["each"]);
     assert_eq!(names("q=says+it"), ["each"]);
     assert_eq!(names("q=%F0%9F%92%A9"), [""; 0]);
+    // And no more of its runs than are asked for.
+    for most in [0, 1, 24] {
+        let found = get(&at, &format!("/api/v1/jobs?recent={most}")).of(200);
+        let shown = |j: &Value| j["recent"].as_array().map(Vec::len);
+        let all = jobs["jobs"].as_array().expect("jobs").iter();
+        for (job, all) in found["jobs"].as_array().expect("jobs").iter().zip(all) {
+            let (shown, all) = (shown(job).expect("runs"), shown(all).expect("runs"));
+            assert!(shown <= most && shown >= all.min(most), "{job}");
+        }
+    }
     // The output, while the run is active.
     let long = get(&at, "/api/v1/jobs/long").of(200);
     let id = long["running"][0]["run_id"]
