@@ -24,7 +24,7 @@ use crate::{
     logic::{
         claim::{
             self, Claim, Control, DelayedAttempt, Effects, Event, Observed, OnCrash, Open, Overlap,
-            Presence, Register, Remembered, Renew, Settle, State, Target,
+            Register, Remembered, Renew, Settle, State, Target,
         },
         guard_life::{Life, Step},
         schedule::{Dst, Fold, Gap, Schedule},
@@ -702,24 +702,12 @@ fn steps(fields: &Fields, was: &State, now: i64) {
         }
         for remembered in [Remembered::default(), Remembered::of(was)] {
             let r = Register {
-                job: job.clone(),
-                schedule: "s".to_owned(),
                 definition: "d".to_owned(),
-                known: Occurrence(0),
                 adopt: Some(incarnation.to_owned()),
-                epoch: None,
-                lost: vec![],
-                counted_from: i64::MAX,
-                lost_before: 0,
-                presence: Presence::New,
-                owed: vec![],
-                back_at: 0,
-                waits_since: 0,
                 remembered,
-                instance: InstanceId::new("i1"),
-                host: "h1".to_owned(),
                 on_crash: OnCrash::Rerun,
                 max_attempts: 3,
+                ..Register::first(job.clone())
             };
             done("register", &|st, effects| {
                 let _ = claim::register(st, &r, us, incarnation, effects);

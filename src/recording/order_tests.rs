@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    logic::claim::{Claim, Control, Missed, OnCrash, Overlap, Presence, Remembered, Renew, Target},
+    logic::claim::{Claim, Control, Missed, OnCrash, Overlap, Presence, Renew, Target},
     model::{InstanceId, JobName, Occurrence, Run, RunId, Trigger},
 };
 
@@ -43,24 +43,10 @@ fn skip(count: u32) -> Question {
 /// Of an instance with this definition: the state comes back when another one with the former definition asks.
 fn register(definition: &str) -> Question {
     Question::Register(Box::new(Register {
-        job: JobName::new("job"),
-        schedule: String::new(),
         definition: definition.to_owned(),
-        known: Occurrence(0),
-        adopt: None,
-        epoch: None,
-        lost: vec![],
         counted_from: 0,
-        lost_before: 0,
         presence: Presence::Kept,
-        owed: vec![],
-        back_at: 0,
-        waits_since: 0,
-        remembered: Remembered::default(),
-        instance: InstanceId::new("i"),
-        host: String::new(),
-        on_crash: OnCrash::Fail,
-        max_attempts: 1,
+        ..Register::first(JobName::new("job"))
     }))
 }
 

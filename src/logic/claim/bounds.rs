@@ -1050,24 +1050,9 @@ fn what_people_asked_for_is_decided_by_the_newest_request() {
 
 fn registration(known: i64) -> Register {
     Register {
-        job: job(),
-        schedule: "s".to_owned(),
-        definition: String::new(),
         known: Occurrence(known),
         adopt: Some("incarnation".to_owned()),
-        epoch: None,
-        lost: vec![],
-        counted_from: i64::MAX,
-        lost_before: 0,
-        presence: Presence::New,
-        owed: vec![],
-        back_at: 0,
-        waits_since: 0,
-        remembered: Remembered::default(),
-        instance: InstanceId::new("a"),
-        host: String::new(),
-        on_crash: OnCrash::Fail,
-        max_attempts: 1,
+        ..Register::first(job())
     }
 }
 

@@ -53,6 +53,33 @@ pub struct Register {
     pub max_attempts: u32,
 }
 
+#[cfg(any(test, fuzzing))]
+impl Register {
+    /// Of an instance that knows nothing of the job, in a store that has never lost anything.
+    pub(crate) fn first(job: JobName) -> Self {
+        Self {
+            job,
+            schedule: "s".to_owned(),
+            definition: String::new(),
+            known: Occurrence(0),
+            adopt: None,
+            epoch: None,
+            lost: vec![],
+            counted_from: i64::MAX,
+            lost_before: 0,
+            presence: Presence::New,
+            owed: vec![],
+            back_at: 0,
+            waits_since: 0,
+            remembered: Remembered::default(),
+            instance: InstanceId::new("a"),
+            host: String::new(),
+            on_crash: OnCrash::Fail,
+            max_attempts: 1,
+        }
+    }
+}
+
 /// Whether the caller has the job in its configuration, and enabled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -82,24 +82,9 @@ fn what_ran_early_is_not_recorded_as_lost() {
         ..State::default()
     });
     let mut ask = Register {
-        job: job(),
-        schedule: String::new(),
-        definition: String::new(),
-        known: Occurrence(0),
         adopt: Some("now".to_owned()),
-        epoch: None,
         lost: vec![range(1, 9)],
-        counted_from: i64::MAX,
-        lost_before: 0,
-        presence: Presence::New,
-        owed: vec![],
-        back_at: 0,
-        waits_since: 0,
-        remembered: Remembered::default(),
-        instance: InstanceId::new("i"),
-        host: String::new(),
-        on_crash: OnCrash::Fail,
-        max_attempts: 1,
+        ..Register::first(job())
     };
     let mut effects = Effects::default();
     let now = at(20).0 * 1000;
@@ -122,24 +107,9 @@ fn what_ran_early_is_not_recorded_as_lost() {
 
 fn registration(known: i64) -> Register {
     Register {
-        job: job(),
         schedule: "every 2 s".to_owned(),
-        definition: String::new(),
         known: Occurrence(known),
-        adopt: None,
-        epoch: None,
-        lost: vec![],
-        counted_from: i64::MAX,
-        lost_before: 0,
-        presence: Presence::New,
-        owed: vec![],
-        back_at: 0,
-        waits_since: 0,
-        remembered: Remembered::default(),
-        instance: InstanceId::new("i"),
-        host: String::new(),
-        on_crash: OnCrash::Fail,
-        max_attempts: 1,
+        ..Register::first(job())
     }
 }
 
@@ -553,28 +523,14 @@ impl World {
         }
         let last = Occurrence(now - now.rem_euclid(EVERY));
         let register = Register {
-            job: job(),
-            schedule: "s".to_owned(),
             definition: "d".to_owned(),
             known: Occurrence(me.known),
             adopt: (now - me.incarnation.1 >= QUARANTINE).then(|| incarnation.clone()),
-            epoch: None,
-            lost: vec![Missed {
-                first: last,
-                last,
-                count: 1,
-            }],
-            counted_from: i64::MAX,
-            lost_before: 0,
-            presence: Presence::New,
-            owed: vec![],
-            back_at: 0,
-            waits_since: 0,
-            remembered: Remembered::default(),
+            lost: vec![Missed::one(last)],
             instance: InstanceId::new(&format!("i{i}")),
-            host: String::new(),
             on_crash: self.on_crash,
             max_attempts: self.attempts(),
+            ..Register::first(job())
         };
         let mut effects = Effects::default();
         let _ = super::register(
