@@ -563,6 +563,7 @@ async function tab(address, credential, f) {
   page = await context.newPage();
   await page.setViewport({ width: 1440, height: 900 });
   watch(address);
+  if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   try {
     await page.goto(address, { waitUntil: 'domcontentloaded' });
     await type('.enter input', credential);
@@ -779,6 +780,22 @@ async function silentInstance() {
 }
 
 /** Two instances of different versions take turns behind one address. */
+/** The first answer has one run of each job; no event says more of one that does not run now. */
+async function allRuns() {
+  if (!own) return;
+  for (const n of [1, 2]) {
+    own.soloist('trigger', 'nightly');
+    await answered('a run', 'jobs/nightly', (job) => job.recent.length >= n);
+  }
+  await tab(url, token, async () => {
+    const label = await until('all runs of a job', () => {
+      const words = document.querySelector('tr[data-job=nightly] svg.st').ariaLabel;
+      return Number(/^Last (\d+):/.exec(words)?.[1]) > 1 && words;
+    });
+    saw(`after the last run of each job the others come, too: “${label}”`);
+  });
+}
+
 async function twoVersions() {
   if (!own) return;
   await tab(own.front.url, token, async () => {
@@ -885,7 +902,7 @@ try {
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
     countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput,
-    hostileWords, readers, streamsTaken, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
+    hostileWords, readers, streamsTaken, allRuns, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];
   for (const step of steps) await step();
   const findings = await looks();
