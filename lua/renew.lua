@@ -25,12 +25,16 @@ for _, e in ipairs(open) do
   end
 end
 if st[1] == incarnation then return { int(now_us), incarnation, 'lost' } end
-local last = st[4] and cjson.decode(st[4])
-if last and last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'lost' } end
+local occurrence, attempt = tonumber(ARGV[2]), tonumber(ARGV[3])
+local last = st[4] and cjson.decode(st[4]) or {}
+-- It was ended, or a later attempt was, which was granted after this one had ended.
+if last.run == ARGV[1] and last.outcome ~= 'unknown' or last.occurrence == occurrence and last.attempt > attempt then
+  return { int(now_us), incarnation, 'lost' }
+end
 
 -- The state is gone or from another incarnation: put the lease back, unless it is too late, or the data knows that this
 -- occurrence was granted and does not have the run, which was found dead then.
-local occurrence, attempt, left, known = tonumber(ARGV[2]), tonumber(ARGV[3]), {}, false
+local left, known = {}, false
 for _, e in ipairs(open) do
   if e.occurrence == occurrence then
     if e.attempt > attempt then return { int(now_us), incarnation, 'lost' } end

@@ -96,6 +96,16 @@ else
     if e.occurrence ~= occurrence or e.attempt > tonumber(ARGV[12]) then left[#left + 1] = e end
   end
   if #left < #open then save_list(KEYS[1], 'open', left) end
+  -- Remember this one: otherwise a renewal of an earlier attempt that comes late would put that back.
+  local attempt, instance = tonumber(ARGV[12]), cjson.decode(ARGV[4]).instance
+  local last = st[3] and cjson.decode(st[3])
+  local newer = last and (last.occurrence > occurrence or last.occurrence == occurrence and last.attempt > attempt)
+  if type(instance) == 'string' and not newer then
+    local to, started = math.min(ended, now), tonumber(ARGV[15])
+    local unseen = { occurrence = occurrence, attempt = attempt, run = ARGV[1], instance = instance,
+      granted_at = started or to }
+    save_last(KEYS[1], unseen, ARGV[3], started, to, ended)
+  end
 end
 if st[5] then
   redis.call('HDEL', KEYS[1], 'waiting')

@@ -1823,6 +1823,46 @@ fn an_awaited_attempt_beside_a_dead_run_that_is_repeated_is_granted_as_itself() 
     }
 }
 
+/// The store lost its data while a second attempt ran, and a renewal of the first one was on its way for long.
+#[test]
+fn an_attempt_that_ended_in_lost_data_is_not_granted_again() {
+    let (first, second) = (asks(T).run, asks(T));
+    let settles = |attempt, run, outcome| {
+        let mut record = entry(&second, T, attempt, T).record(&job(), outcome, T + 900, "");
+        (record.run_id, record.started_at) = (Some(run), Some(T + 20));
+        Settle {
+            run,
+            record,
+            next_attempt: None,
+        }
+    };
+    let mut effects = Effects::default();
+    let mut state = Some(State::default());
+    let ended = settles(2, second.run, Outcome::Succeeded);
+    let now = (T + 1000) * 1000;
+    for _ in 0..2 {
+        let said = settle(&mut state, &ended, now, "incarnation", &mut effects);
+        assert_eq!(said, Settlement::Done);
+    }
+    assert_eq!(effects.records.len(), 1, "the same settlement again");
+    let known = state.clone().and_then(|st| st.last).expect("it ended");
+    assert_eq!((known.occurrence.0, known.attempt), (T, 2));
+    assert_eq!((known.from, known.to), (T + 20, T + 900));
+    let back = |state: &Option<State>, run, attempt| {
+        let mut state = state.clone();
+        renew(&mut state, &renewal(run, T, attempt), now, "incarnation")
+    };
+    assert_eq!(back(&state, first, 1), Renewal::Lost);
+    assert_eq!(back(&state, second.run, 2), Renewal::Lost);
+    let third = asks(T).run;
+    assert_eq!(back(&state, third, 3), Renewal::Renewed(None));
+    // What is older is no news.
+    let before = settles(1, first, Outcome::LeaseLost);
+    let said = settle(&mut state, &before, now, "incarnation", &mut effects);
+    assert_eq!((said, effects.records.len()), (Settlement::Done, 2));
+    assert_eq!(state.and_then(|st| st.last), Some(known));
+}
+
 /// The entry that is kept of a run found dead is of an older run than the one that settles.
 #[test]
 fn no_attempt_is_made_up_for_by_the_entry_of_another_run() {

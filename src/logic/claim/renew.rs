@@ -52,7 +52,10 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         let known = |e: &Open| e.run.occurrence == r.run.occurrence;
         let decided = !st.incarnation.is_empty() && st.newest >= r.run.occurrence.0;
         let dead = st.incarnation == incarnation || decided && !st.open.iter().any(known);
-        if rule!(LostIsLost, dead) || st.last.as_ref().is_some_and(ended) {
+        // A later attempt has ended: it was granted after ours ended.
+        let later = |l: &Last| l.occurrence == r.run.occurrence && l.attempt > r.run.attempt;
+        let over = |l: &Last| ended(l) || later(l);
+        if rule!(LostIsLost, dead) || st.last.as_ref().is_some_and(over) {
             return Renewal::Lost;
         }
     }

@@ -104,12 +104,37 @@ pub fn settle(
         // An attempt from before ours, in a state that is older than our grant.
         st.open
             .retain(|e| e.run.occurrence != occurrence || e.run.attempt > s.record.attempt);
+        // Otherwise a renewal of such an attempt that comes late would put it back, and ours would be granted again.
+        let newer = |l: &Last| (l.occurrence, l.attempt) > (occurrence, s.record.attempt);
+        if !st.last.as_ref().is_some_and(newer) {
+            st.last = unseen(s, now).or(st.last.take());
+        }
     }
     if st.waiting {
         st.waiting = false;
         effects.events.push(Event::Ended { job: job.clone() });
     }
     Settlement::Done
+}
+
+/// The run that settles, of which the store has no entry: nobody knows when it was granted.
+fn unseen(s: &Settle, now: i64) -> Option<Last> {
+    let record = &s.record;
+    let ended = record.finished_at.unwrap_or(now);
+    let to = ended.min(now);
+    let mut last = Last {
+        occurrence: record.occurrence,
+        attempt: record.attempt,
+        run: s.run,
+        instance: record.instance.clone()?,
+        outcome: record.outcome,
+        from: record.started_at.unwrap_or(to),
+        started: record.started_at,
+        to,
+        ended: None,
+    };
+    last.ended_at(ended);
+    Some(last)
 }
 
 /// The entry of `run`, which was found dead, if it may have another attempt: nobody asked it to end, and no newer
