@@ -56,7 +56,7 @@ use rustix::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
 pub(crate) use self::{
-    cgroup::{Cgroup, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
+    cgroup::{Cgroup, frozen, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
     tree::{Proc, below, descend, kill_pass, soon_below},
     zygote::padding as zygote_padding,

@@ -197,9 +197,22 @@ fn mounts() -> Option<String> {
     fs::read_to_string("/proc/self/mountinfo").ok()
 }
 
+/// The kernel lets this process do nothing, because somebody has frozen its cgroup. In /proc it looks as if it slept.
+pub(crate) fn frozen(pid: i32) -> bool {
+    let events = of_process(&pid.to_string()).map(|path| path.join("cgroup.events"));
+    events
+        .and_then(|events| fs::read_to_string(events).ok())
+        .is_some_and(|text| text.lines().any(|line| line == "frozen 1"))
+}
+
 /// The directory of this process's own v2 cgroup.
 fn own() -> Option<PathBuf> {
-    let membership = fs::read_to_string("/proc/self/cgroup").ok()?;
+    of_process("self")
+}
+
+/// The directory of a process's v2 cgroup; `pid` may be "self".
+fn of_process(pid: &str) -> Option<PathBuf> {
+    let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     match MOUNTS.get() {
         Some(mounts) => locate(&membership, mounts),
         None => locate(&membership, &mounts()?),

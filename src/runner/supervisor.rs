@@ -17,7 +17,7 @@ use super::{
 use crate::{
     blocking,
     clock::Boottime,
-    guard::{Control, EXEC_ID, Moment, Proc, Report},
+    guard::{Control, EXEC_ID, Moment, Proc, Report, frozen},
     logic::guard_life::{Again, Cause, Kills, Overdue, outcome},
     model::{JobName, RunId, Usage},
     recording::{Line, Recorder},
@@ -208,14 +208,12 @@ impl Supervisor {
         warn!(job = %self.job, run = %self.run_id, ?pids, "processes of a run are still alive after SIGKILL");
     }
 
-    /// The guard should have ended the tree by now. If somebody stopped the guard, it cannot: kill it and do its work
-    /// here.
+    /// The guard should have ended the tree by now. If somebody stopped or froze the guard, it cannot: kill it and do
+    /// its work here.
     fn check_on_guard(&mut self) {
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
-        if pid
-            .and_then(Proc::read)
-            .is_some_and(|guard| guard.stopped())
-        {
+        let stopped = |pid| Proc::read(pid).is_some_and(|guard| guard.stopped());
+        if pid.is_some_and(|pid| stopped(pid) || frozen(pid)) {
             self.child.kill();
         }
     }

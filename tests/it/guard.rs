@@ -1725,6 +1725,45 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
     }
 }
 
+/// In /proc a frozen process looks as if it slept.
+#[tokio::test]
+async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop_nor_from_its_lease()
+ {
+    let soon = || Boottime::now() + Duration::from_secs(10);
+    for (timeout, deadline, stop) in [
+        (Some(Duration::from_secs(10)), None, false),
+        (None, None, true),
+        (None, Some(soon), false),
+    ] {
+        let Some(cgroup) = TestCgroup::new() else {
+            return skip("no cgroup v2 that we may write to");
+        };
+        let tree = Tree::new();
+        let spec = tree.spec("wait");
+        let spec = Spec {
+            grace: Duration::from_millis(100),
+            timeout,
+            deadline: deadline.map_or(spec.deadline, |soon| soon()),
+            ..spec
+        };
+        let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
+        until_async("the tree has grown", || tree.complete()).await;
+        let members = tree.members();
+        let guard = running.guard_pid().expect("a pid");
+        cgroup.write("cgroup.procs", &guard.to_string());
+        cgroup.write("cgroup.freeze", "1");
+        if stop {
+            running.stop(Stop::Shutdown, None);
+        }
+        let end = tokio::time::timeout(PATIENCE, running.wait())
+            .await
+            .expect("an end");
+        assert_gone(&members);
+        assert_eq!(end.cause, Some(Cause::GuardGone));
+        running.settled().await;
+    }
+}
+
 /// Somebody may stop it for a moment.
 #[tokio::test]
 async fn a_stopped_guard_is_left_alone_until_it_should_have_ended_its_command() {
