@@ -72,6 +72,8 @@ const SCHEDULED: [&str; 5] = ["quick", "queues", "skips", "retries", "replaces"]
 const PAUSED: [&str; 3] = ["quick", "queues", "skips"];
 
 const SECOND: u64 = 1_000_000_000;
+/// What ended so shortly before the end of the simulation need not be settled yet, ns.
+const SETTLING: u64 = SECOND;
 const MS: u64 = 1_000_000;
 
 /// What decides all that happens.
@@ -512,6 +514,7 @@ impl Fleet {
         let mut attempts = BTreeSet::new();
         let mut occurrences: BTreeMap<(String, i64), u32> = BTreeMap::new();
         let mut alive: BTreeMap<String, String> = BTreeMap::new();
+        let mut settling: BTreeSet<(String, i64, u32)> = BTreeSet::new();
         let mut newest: BTreeMap<String, (i64, u32)> = BTreeMap::new();
         // Of what was started when it was due.
         let mut timely: BTreeMap<String, (i64, u32)> = BTreeMap::new();
@@ -530,6 +533,9 @@ impl Fleet {
             );
             if s.ended.is_some() {
                 alive.retain(|_, run| *run != s.run.to_string());
+                if s.world + SETTLING > self.now {
+                    settling.insert((job, r.occurrence.0, r.attempt));
+                }
                 continue;
             }
             outcome.starts += 1;
@@ -590,7 +596,8 @@ impl Fleet {
                 let started: Vec<(i64, u32)> = started.map(|(_, at, n)| (*at, *n)).collect();
                 for (at, n) in &started {
                     let alive = alive.contains_key(job.name.as_str());
-                    let still = alive && newest[job.name.as_str()] == (*at, *n);
+                    let still = alive && newest[job.name.as_str()] == (*at, *n)
+                        || settling.contains(&(job.name.to_string(), *at, *n));
                     if !still && !ended.contains(&(*at, *n)) {
                         broken.push(format!(
                             "{} {} attempt {n} has no outcome",
