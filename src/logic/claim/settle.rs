@@ -101,20 +101,25 @@ pub fn settle(
         }
     }
     if i.is_none() {
-        // An attempt from before ours, in a state that is older than our grant.
-        st.open
-            .retain(|e| e.run.occurrence != occurrence || e.run.attempt > s.record.attempt);
-        // Otherwise a renewal of such an attempt that comes late would put it back, and ours would be granted again.
-        let newer = |l: &Last| (l.occurrence, l.attempt) > (occurrence, s.record.attempt);
-        if !st.last.as_ref().is_some_and(newer) {
-            st.last = unseen(s, now).or(st.last.take());
-        }
+        end_unseen(st, s, now);
     }
     if st.waiting {
         st.waiting = false;
         effects.events.push(Event::Ended { job: job.clone() });
     }
     Settlement::Done
+}
+
+/// An attempt from before the one that settles may be in a state that is older than its grant: it has ended.
+fn end_unseen(st: &mut State, s: &Settle, now: i64) {
+    let (occurrence, attempt) = (s.record.occurrence, s.record.attempt);
+    st.open
+        .retain(|e| e.run.occurrence != occurrence || e.run.attempt > attempt);
+    // Otherwise a renewal of such an attempt that comes late would put it back, and ours would be granted again.
+    let newer = |l: &Last| (l.occurrence, l.attempt) > (occurrence, attempt);
+    if !st.last.as_ref().is_some_and(newer) {
+        st.last = unseen(s, now).or(st.last.take());
+    }
 }
 
 /// The run that settles, of which the store has no entry: nobody knows when it was granted.
