@@ -112,7 +112,7 @@ fn rows(table: &mut Table, found: Found, starts: &Path) {
     table.note(name, found.heap / 1e6, "MB", String::new());
 }
 
-/// How long after the last start before it each was seen.
+/// How long after the start next to it each was seen.
 fn after(seen: &[f64], starts: &Path) -> Vec<f64> {
     let text = std::fs::read_to_string(starts).unwrap_or_default();
     let started: Vec<f64> = text

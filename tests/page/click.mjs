@@ -779,7 +779,6 @@ async function silentInstance() {
   }
 }
 
-/** Two instances of different versions take turns behind one address. */
 /** The first answer has one run of each job; no event says more of one that does not run now. */
 async function allRuns() {
   if (!own) return;
@@ -796,6 +795,7 @@ async function allRuns() {
   });
 }
 
+/** Two instances of different versions take turns behind one address. */
 async function twoVersions() {
   if (!own) return;
   await tab(own.front.url, token, async () => {
