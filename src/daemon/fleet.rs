@@ -620,25 +620,27 @@ impl FleetTask {
     }
 }
 
-/// How far the wall clock of each host is ahead of the store's clock (`shown`), ms. An instance dates its heartbeats by
-/// the store's clock, or, if it does not believe that clock, by the time that it believes: then it also says how far
-/// they are apart. A clock may have been stepped since that heartbeat, and an instance that has just started knows only
-/// its host's `wall` clock.
+/// How far the wall clock of each host is ahead of the store's clock (`shown`), ms. A heartbeat has two times: what the
+/// store's clock showed, and what its instance believed. They are apart while it doubts the store, and then one of them
+/// dates it ([`belief::in_doubt`]). A clock may have been stepped since that heartbeat, and an instance that has just
+/// started knows only its host's `wall` clock.
 fn walls(fleet: &Fleet, me: &InstanceId, shown: i64, believed: i64, wall: i64) -> Vec<i64> {
     let others = fleet.instances.iter().filter(|(id, _)| *id != me);
     let others = others.filter_map(|(_, i)| {
-        let within = |at: i64, now: i64| i.wall != 0 && at.abs_diff(now) <= LIVE_WITHIN_MS as u64;
-        let doubted = (i.clock_doubt_ms)
-            .map(|doubt| i.seen.saturating_add(doubt))
-            .filter(|store| belief::in_doubt(i.seen, *store));
-        if let Some(store) = doubted
-            && within(store, shown)
-        {
-            return Some(i.wall.saturating_sub(store));
-        }
-        let mut now = [shown, believed, wall].into_iter();
-        let now = now.find(|now| within(i.seen, *now))?;
-        let ahead = i.wall.saturating_sub(i.seen);
+        let doubt = i.clock_doubt_ms.unwrap_or(0);
+        let (by_store, by_belief) = match i.seen.saturating_add(doubt) {
+            store if belief::in_doubt(i.seen, store) => (store, i.seen),
+            _ => (i.seen, i.seen.saturating_sub(doubt)),
+        };
+        let same = [
+            (by_store, shown),
+            (by_belief, shown),
+            (by_belief, believed),
+            (by_belief, wall),
+        ];
+        let is_same = |(then, now): &(i64, i64)| then.abs_diff(*now) <= LIVE_WITHIN_MS as u64;
+        let (then, now) = same.into_iter().find(|t| i.wall != 0 && is_same(t))?;
+        let ahead = i.wall.saturating_sub(then);
         Some(ahead.saturating_add(now).saturating_sub(shown))
     });
     std::iter::once(wall.saturating_sub(shown))
@@ -724,5 +726,24 @@ mod tests {
         let lost = NOW - HOUR / 4;
         let all = walls(&fleet, &me, NOW + HOUR, NOW + HOUR, lost);
         assert_eq!(all, [lost - NOW - HOUR, -HOUR + 10]);
+
+        // The store was five seconds ahead before, which those who doubted it date their heartbeats by all the same.
+        let doubted = Info {
+            clock_doubt_ms: Some(5000),
+            ..info(NOW + 4700, NOW - 290)
+        };
+        fleet.instances = [("doubted", doubted)]
+            .map(|(id, i)| (InstanceId::new(id), i))
+            .into();
+        for believed in [NOW, NOW + HOUR] {
+            let all = walls(&fleet, &me, NOW + HOUR, believed, NOW + 7);
+            let dated = if believed == NOW { 10 } else { 17 };
+            assert_eq!(all, [-HOUR + 7, -HOUR + dated]);
+        }
+        // It shows that time still, or is right again.
+        for shown in [NOW + 5000, NOW] {
+            let all = walls(&fleet, &me, shown, NOW, NOW + 7);
+            assert_eq!(all, [NOW + 7 - shown, NOW + 10 - shown]);
+        }
     }
 }
