@@ -568,16 +568,20 @@ impl Facts<'_> {
             how if last.signal.is_some() => format!(" ({how})"),
             how => format!(" (exit {how})"),
         };
-        let times = if attempts == 1 {
-            "It ran once".to_owned()
-        } else {
-            format!("It ran {attempts} times; the last attempt")
-        };
-        let comma = if attempts == 1 { "," } else { "" };
         let reason = last
             .error
             .as_ref()
             .map_or(String::new(), |e| format!(": {}", words::line(e)));
+        let executed = |r: &&RunView| r.attempt > 0 && r.started_at.is_some();
+        let times = match (runs.iter().filter(executed).count(), attempts) {
+            (0, 1) => return format!("It was not executed{on}: {}{reason}.", last.outcome),
+            (1, 1) => "It ran once".to_owned(),
+            (0, _) => format!("None of its {attempts} attempts was executed; the last one"),
+            (ran, _) if ran == attempts => format!("It ran {ran} times; the last attempt"),
+            (1, _) => format!("It ran once in {attempts} attempts; the last one"),
+            (ran, _) => format!("It ran {ran} times in {attempts} attempts; the last one"),
+        };
+        let comma = if attempts == 1 { "," } else { "" };
         format!(
             "{times}{on}{late}{comma} {}{how}{lasted}{reason}.",
             last.outcome

@@ -733,6 +733,35 @@ mod tests {
             f.explain(Occurrence(AT)).verdict,
             "It ran 2 times; the last attempt on web-1 failed (exit 3) after 31 ms."
         );
+        // One that could not be started, or whose daemon was killed before it was.
+        let mut crashed = run(AT, 1, Outcome::Crashed);
+        (crashed.started_at, crashed.lateness_ms) = (None, None);
+        (crashed.duration_ms, crashed.error) = (None, Some("its daemon was killed".into()));
+        f.history = vec![crashed.clone()];
+        assert_eq!(
+            f.explain(Occurrence(AT)).verdict,
+            "It was not executed on web-1: crashed: its daemon was killed."
+        );
+        f.history = vec![run(AT, 2, Outcome::Succeeded), crashed.clone()];
+        assert_eq!(
+            f.explain(Occurrence(AT)).verdict,
+            "It ran once in 2 attempts; the last one on web-1 succeeded after 31 ms."
+        );
+        crashed.attempt = 3;
+        let before = [run(AT, 2, Outcome::Failed), run(AT, 1, Outcome::Failed)];
+        f.history = [vec![crashed.clone()], before.to_vec()].concat();
+        assert_eq!(
+            f.explain(Occurrence(AT)).verdict,
+            "It ran 2 times in 3 attempts; the last one on web-1 crashed: its daemon was killed."
+        );
+        let mut first = crashed.clone();
+        first.attempt = 1;
+        crashed.attempt = 2;
+        f.history = vec![crashed, first];
+        assert_eq!(
+            f.explain(Occurrence(AT)).verdict,
+            "None of its 2 attempts was executed; the last one on web-1 crashed: its daemon was killed."
+        );
         let mut running = run(AT, 1, Outcome::Running);
         running.started_at = Some(Time(NOW - 3_000));
         f.history = vec![running];
