@@ -27,6 +27,7 @@ mod control;
 mod message;
 mod privileges;
 mod spawn;
+mod sweep;
 mod tree;
 mod urgent;
 mod zygote;
@@ -56,8 +57,9 @@ use rustix::{
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
 pub(crate) use self::{
-    cgroup::{Cgroup, frozen, of_all_runs as cgroups_of_all_runs, of_run as cgroup_of_run},
+    cgroup::{Cgroup, frozen, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
+    sweep::{PATIENCE, sweep},
     tree::{Proc, below, descend, kill_pass, soon_below},
     zygote::padding as zygote_padding,
 };
@@ -95,7 +97,12 @@ const LONGEST_SPEC: usize = 64 << 20;
 /// The whole guard process. Call it first in `main`, while the process has one thread.
 pub fn main() -> ! {
     reset_signals();
-    run(Inherited::take(std::env::args_os().nth(4)).and_then(Guard::prepare))
+    let inherited = Inherited::take(std::env::args_os().nth(4));
+    if matches!(inherited, Ok(None)) {
+        // Ctrl-C in the daemon's terminal is meant neither for the guard nor for the command.
+        let _ = rustix::process::setsid();
+    }
+    run(inherited.and_then(Guard::prepare))
 }
 
 fn run(guard: io::Result<Guard>) -> ! {
@@ -153,8 +160,6 @@ impl Guard {
         if inherited.is_none() {
             // SAFETY: nothing here has opened a descriptor above 2 yet, so no code uses any of these.
             unsafe { libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, 0) };
-            // Ctrl-C in the daemon's terminal is meant neither for the guard nor for the command.
-            let _ = rustix::process::setsid();
         }
         // Any pid means success.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

@@ -33,12 +33,7 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::simulated::{Behaviour, Guards};
-use self::{
-    children::OwnChild,
-    orphans::{Orphans, end_cgroup},
-    supervisor::Supervisor,
-    zygote::Keeper,
-};
+use self::{children::OwnChild, orphans::Orphans, supervisor::Supervisor, zygote::Keeper};
 pub use self::{
     children::{childless, reap_strangers},
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
@@ -57,9 +52,6 @@ use crate::{
 /// How long the runner reads the pipes after the tree is gone. Only a process outside the tree that got a descriptor
 /// can keep them open.
 const DRAIN: Duration = Duration::from_millis(500);
-
-/// How long a sweep tries to empty one cgroup.
-const SWEEP_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs a command that is no run of a job: without a guard, with `input` as its stdin. After its end, at the latest
 /// after `limit`, it is killed with all that it started. Returns how it ended (None: it was killed), and the end of
@@ -102,7 +94,7 @@ pub(crate) async fn plain(
     let ended = tokio::time::timeout(limit, ending).await;
     // All at once, while the command may still be the parent of what has neither its session nor its environment.
     let orphans = Orphans::of_command(format!("{COMMAND_ID}={mark}"), pid);
-    blocking::run(move || orphans.kill(SWEEP_PATIENCE)).await;
+    blocking::run(move || orphans.kill(guard::PATIENCE)).await;
     // What it wrote right before its end. A process that left the group may keep the pipe open.
     let _ = tokio::time::timeout(DRAIN, end_of(&mut stderr, &mut said)).await;
     match ended {
@@ -435,6 +427,7 @@ impl Runner {
             kill_budget: spec.kill_budget,
             recorder: self.recorder.clone(),
             sole: self.sole,
+            killed_guard: None,
         };
         tokio::spawn(supervisor.run(ours, order_queue));
         Ok(Running {
@@ -465,29 +458,10 @@ impl Runner {
     }
 
     /// Ends the runs of other daemons that were killed together with their guards, and returns how many such runs there
-    /// were. It finds only trees in a cgroup below that of this process; others look like unrelated processes that
-    /// inherited the environment of a run (`at`, `sbatch`). Blocks; costs almost nothing while every run has its guard.
+    /// were. It finds only trees in a cgroup below that of this process. Blocks; costs almost nothing while every run
+    /// has its guard.
     pub fn sweep() -> usize {
-        // Look for cgroups first and for guards second: a guard exists before its cgroup does, and longer.
-        let mut cgroups = guard::cgroups_of_all_runs();
-        cgroups.retain(|(_, cgroup)| cgroup.abandoned());
-        if cgroups.is_empty() {
-            return 0;
-        }
-        // A guard that has just made its cgroup has not locked it yet.
-        let guarded = guards();
-        let orphaned = cgroups.into_iter().filter(|(run, cgroup)| {
-            let owner = cgroup.owner();
-            let guards = |(id, uid): &(String, u32)| id == run && owner.is_none_or(|o| o == *uid);
-            !guarded.iter().any(guards)
-        });
-        orphaned
-            .filter(|(_, cgroup)| {
-                let populated = cgroup.populated();
-                end_cgroup(cgroup);
-                populated
-            })
-            .count()
+        guard::sweep()
     }
 }
 
@@ -513,26 +487,6 @@ impl Prepared {
         }
         (&self.socket).write(line)
     }
-}
-
-/// The run ids in the command lines of all guards on this host, with the users that they run as: any user may start a
-/// process that looks like a guard.
-fn guards() -> Vec<(String, u32)> {
-    let Ok(dir) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    dir.flatten()
-        .filter_map(|entry| {
-            let line = std::fs::read(entry.path().join("cmdline")).ok()?;
-            let mut args = line.split(|&b| b == 0).skip(1);
-            (args.next() == Some(guard::ARGUMENT.as_bytes())).then_some(())?;
-            let run = String::from_utf8_lossy(args.nth(1)?).into_owned();
-            // The owner of the directory is root for a process that is not dumpable.
-            let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-            let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-            Some((run, uids.split_ascii_whitespace().next()?.parse().ok()?))
-        })
-        .collect()
 }
 
 /// How a run ended. Its process tree is gone.
@@ -746,31 +700,5 @@ mod tests {
         assert!(!Proc::read(left).is_some_and(|p| p.alive()));
         let (code, _) = run("exec sleep 100", b"", Duration::from_millis(50)).await;
         assert_eq!(code, None);
-    }
-
-    /// They are known by their command line, and by who runs them.
-    #[test]
-    fn whatever_looks_like_a_guard_counts_as_one_of_its_user() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let (guarded, other) = (RunId::random().to_string(), RunId::random().to_string());
-        let mut waiting = vec![];
-        for (script, run) in [(guard::ARGUMENT, &guarded), ("other", &other)] {
-            std::fs::write(dir.path().join(script), "read x").expect("a script");
-            let mut sh = std::process::Command::new("sh");
-            sh.args([script, "job", run]).current_dir(dir.path());
-            waiting.push(sh.stdin(Stdio::piped()).spawn().expect("a process"));
-        }
-        let user = rustix::process::getuid().as_raw();
-        // The kernel shows the words of a new process after a moment.
-        let end = Boottime::now() + Duration::from_secs(60);
-        while !guards().contains(&(guarded.clone(), user)) {
-            assert!(Boottime::now() < end, "it is not found");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!guards().iter().any(|(run, _)| *run == other));
-        for mut child in waiting {
-            drop(child.stdin.take());
-            assert!(child.wait().is_ok());
-        }
     }
 }

@@ -28,7 +28,9 @@ use rustix::{
     process::{Pid, Signal},
 };
 
-use super::{Guard, block_signals, cgroup, ignore_signals, spawn::reset_signals, unblock_signals};
+use super::{
+    Guard, block_signals, cgroup, ignore_signals, spawn::reset_signals, sweep, unblock_signals,
+};
 use crate::{clock::Boottime, last_will, model::JobName};
 
 /// The hidden first argument that makes this binary a zygote; as much as a guard has after it follows, and then the pid
@@ -58,7 +60,7 @@ pub fn main() -> ExitCode {
     };
     // Also if the daemon has died before this process was ready. If it fails, those runs are found dead, as of a host
     // that was lost.
-    match ended.and(execute_will(daemon.and_then(Pid::from_raw))) {
+    match ended.and(survive(daemon.and_then(Pid::from_raw))) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("soloist: zygote: {}", crate::text::line(&error.to_string()));
@@ -93,20 +95,28 @@ fn find_out_about_cpu() {
     std::hint::black_box(std::is_x86_feature_detected!("avx2"));
 }
 
-/// The daemon has closed its end: if that is because it is dead, and it left something to say, becomes the process that
-/// says it. A daemon that gives its zygote up kills it before it closes its end.
-fn execute_will(daemon: Option<Pid>) -> io::Result<()> {
-    let will = File::from(rustix::stdio::stdout().try_clone_to_owned()?);
-    if !will.metadata()?.is_file() || last_will::read(&will)?.1.is_empty() {
-        return Ok(());
-    }
-    crate::failpoint::panics("no_last_will");
+/// The daemon has closed its end: if that is because it is dead, does what is left to do. A daemon that gives its
+/// zygote up kills it before it closes its end.
+fn survive(daemon: Option<Pid>) -> io::Result<()> {
     let end = Boottime::now() + DYING;
     while rustix::process::getppid() == daemon {
         if Boottime::now() >= end {
             return Ok(());
         }
         std::thread::sleep(Duration::from_millis(1));
+    }
+    // Only its guards are in this session.
+    let session = rustix::process::getsid(None)?.as_raw_nonzero().get();
+    let will = File::from(rustix::stdio::stdout().try_clone_to_owned()?);
+    if !will.metadata()?.is_file() || last_will::read(&will)?.1.is_empty() {
+        sweep::after_daemon(session);
+        return Ok(());
+    }
+    crate::failpoint::panics("no_last_will");
+    if fork_sibling() == 0 {
+        drop(will);
+        sweep::after_daemon(session);
+        return Ok(());
     }
     ignore_signals();
     unblock_signals();
@@ -199,6 +209,8 @@ fn begin(descriptors: [OwnedFd; 3]) -> io::Result<Guard> {
         }
     }
     drop(descriptors);
+    // A signal to its process group is for it alone. Its session stays that of the zygote.
+    let _ = rustix::process::setpgid(None, None);
     Guard::prepare(None)
 }
 

@@ -324,7 +324,7 @@ pub struct Overdue {
     /// The newest that the guard was told.
     deadline: Boottime,
     /// Because of the timeout or on request.
-    due: Option<Boottime>,
+    due: Option<(Boottime, Cause)>,
     grace: Duration,
     kill_budget: Duration,
 }
@@ -340,7 +340,7 @@ impl Overdue {
     ) -> Self {
         Self {
             deadline,
-            due: timeout.map(|timeout| now + timeout + grace + kill_budget),
+            due: timeout.map(|timeout| (now + timeout + grace + kill_budget, Cause::Timeout)),
             grace,
             kill_budget,
         }
@@ -352,16 +352,19 @@ impl Overdue {
     }
 
     /// The guard is told to stop the command; `grace` None means the job's.
-    pub fn on_stop(&mut self, now: Boottime, grace: Option<Duration>) {
+    pub fn on_stop(&mut self, now: Boottime, why: Stop, grace: Option<Duration>) {
         let due = now + grace.unwrap_or(self.grace) + self.kill_budget;
-        self.due = Some(self.due.map_or(due, |before| before.min(due)));
+        if self.due.is_none_or(|(before, _)| due < before) {
+            self.due = Some((due, Cause::Stopped(why)));
+        }
     }
 
-    /// From when on a tree that is not gone shows that its guard does nothing.
-    pub fn at(&self) -> Boottime {
+    /// From when on a tree that is not gone shows that its guard does nothing, and for what it should have ended it.
+    pub fn at(&self) -> (Boottime, Cause) {
         // Half of the kill budget is the command's grace, the other half is for the steps after it.
         let at = self.deadline + self.kill_budget * 5 / 8;
-        self.due.map_or(at, |due| due.min(at))
+        let lapsed = (at, Cause::Deadline);
+        self.due.filter(|(due, _)| *due <= at).unwrap_or(lapsed)
     }
 }
 
@@ -375,24 +378,24 @@ mod tests {
             Overdue::new(at(0), at(10_000), timeout.map(ms), ms(400), ms(800))
         };
         let mut run = new(None);
-        assert_eq!(run.at(), at(10_500));
+        assert_eq!(run.at(), (at(10_500), Cause::Deadline));
         run.on_renewal(at(20_000));
         run.on_renewal(at(15_000));
-        assert_eq!(run.at(), at(20_500));
+        assert_eq!(run.at(), (at(20_500), Cause::Deadline));
         // With the job's grace, a longer one and a shorter one.
-        for (now, grace, due) in [
-            (1000, None, 2200),
-            (1000, Some(900), 2200),
-            (1000, Some(100), 1900),
+        for (now, why, grace, due, cause) in [
+            (1000, Stop::Replaced, None, 2200, Stop::Replaced),
+            (1000, Stop::Shutdown, Some(900), 2200, Stop::Replaced),
+            (1000, Stop::Cancelled, Some(100), 1900, Stop::Cancelled),
         ] {
-            run.on_stop(at(now), grace.map(ms));
-            assert_eq!(run.at(), at(due), "{grace:?}");
+            run.on_stop(at(now), why, grace.map(ms));
+            assert_eq!(run.at(), (at(due), Cause::Stopped(cause)), "{grace:?}");
         }
         let mut timed = new(Some(3000));
-        assert_eq!(timed.at(), at(4200));
-        timed.on_stop(at(3500), None);
-        assert_eq!(timed.at(), at(4200));
-        assert_eq!(new(Some(60_000)).at(), at(10_500));
+        assert_eq!(timed.at(), (at(4200), Cause::Timeout));
+        timed.on_stop(at(3500), Stop::Cancelled, None);
+        assert_eq!(timed.at(), (at(4200), Cause::Timeout));
+        assert_eq!(new(Some(60_000)).at(), (at(10_500), Cause::Deadline));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, collections::HashSet, path::PathBuf};
 
-use super::{SWEEP_PATIENCE, children::reap};
+use super::children::reap;
 use crate::{
     blocking,
     guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass, soon_below},
@@ -146,14 +146,6 @@ fn words(pid: i32, file: &str, wanted: impl Fn(&[u8]) -> bool) -> bool {
         Ok(threads) if headless => threads.flatten().any(|thread| has(thread.path())),
         _ => has(format!("/proc/{pid}").into()),
     }
-}
-
-pub(super) fn end_cgroup(cgroup: &Cgroup) {
-    blocking::within(SWEEP_PATIENCE, || {
-        cgroup.kill();
-        (!cgroup.populated()).then_some(())
-    });
-    cgroup.remove();
 }
 
 #[cfg(test)]

@@ -43,6 +43,8 @@ pub(super) struct Supervisor {
     pub(super) recorder: Option<Arc<Recorder>>,
     /// See [`super::Runner::for_one_run`].
     pub(super) sole: bool,
+    /// Why this process killed the guard: what the guard should have ended the command for.
+    pub(super) killed_guard: Option<Cause>,
 }
 
 /// The content of [`Report::Exited`].
@@ -82,7 +84,8 @@ impl Supervisor {
             if dropped && self.pending.is_empty() {
                 let _ = to_guard.shutdown().await;
             }
-            let wait = self.overdue.at().since(Boottime::now()).max(CHECK_AGAIN);
+            let (overdue, _) = self.overdue.at();
+            let wait = overdue.since(Boottime::now()).max(CHECK_AGAIN);
             tokio::select! {
                 () = tokio::time::sleep(wait) => self.check_on_guard(),
                 line = reports.next_line() => match line {
@@ -142,7 +145,9 @@ impl Supervisor {
             Order::Tell(control) => {
                 match control {
                     Control::Deadline(deadline) => self.overdue.on_renewal(deadline),
-                    Control::Stop { grace, .. } => self.overdue.on_stop(Boottime::now(), grace),
+                    Control::Stop { reason, grace } => {
+                        self.overdue.on_stop(Boottime::now(), reason, grace);
+                    }
                     Control::Signal(_) | Control::Settled => {}
                 }
                 control
@@ -214,6 +219,7 @@ impl Supervisor {
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
         let stopped = |pid| Proc::read(pid).is_some_and(|guard| guard.stopped());
         if pid.is_some_and(|pid| stopped(pid) || frozen(pid)) {
+            self.killed_guard = Some(self.overdue.at().1);
             self.child.kill();
         }
     }
@@ -224,7 +230,15 @@ impl Supervisor {
         self.child.kill();
         let status = self.child.wait().await;
         let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
-        let error = format!("the guard of this run died ({how}), so the command was ended");
+        let error = match self.killed_guard {
+            None => format!("the guard of this run died ({how}), so the command was ended"),
+            Some(_) => "somebody had stopped or frozen the guard of this run when it should have ended the command, \
+                        so this instance ended both"
+                .to_owned(),
+        };
+        // If the guard did not say that it had executed the command, nobody knows.
+        let known = self.killed_guard.filter(|_| reported.started.is_some());
+        let cause = known.unwrap_or(Cause::GuardGone);
         warn!(job = %self.job, run = %self.run_id, "{error}");
         let run = self.run_id.to_string();
         let mut orphans = Orphans::new(&run, reported.pid, reported.cgroup.take());
@@ -257,9 +271,9 @@ impl Supervisor {
             reported.exited = Some(Exited {
                 exit_code: None,
                 signal: None,
-                cause: Some(Cause::GuardGone),
+                cause: Some(cause),
             });
-            reported.failed = Some((error, Some(Cause::GuardGone)));
+            reported.failed = Some((error, Some(cause)));
         }
         reported.gone = Some((0, at, Usage::default()));
     }

@@ -19,8 +19,10 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
 };
 
+use tracing::warn;
+
 use super::children::OwnChild;
-use crate::{clock::Boottime, guard, last_will::LastWill};
+use crate::{clock::Boottime, guard, last_will::LastWill, logic::backoff::Throttle};
 
 /// How long a zygote may take to fork a guard. One that somebody has stopped or frozen never does.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -31,12 +33,16 @@ const BEGINNING: Duration = Duration::from_secs(10);
 /// Not more than one zygote is started in this time: where none can be of use, guards are executed at no greater cost.
 const PAUSE: Duration = Duration::from_secs(1);
 
+/// A zygote that is lost again and again is told so often.
+const WARN_AGAIN: Duration = Duration::from_secs(60);
+
 /// Has the zygote, if there is one.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     zygote: Option<Zygote>,
     /// When another one may be started.
     again: Option<Boottime>,
+    told: Throttle,
 }
 
 impl Keeper {
@@ -47,10 +53,11 @@ impl Keeper {
         command: impl FnOnce() -> Command,
         will: Option<&Arc<LastWill>>,
     ) {
-        if self.zygote.as_mut().is_some_and(|z| z.ready().is_ok()) {
-            return;
+        match self.zygote.as_mut().map(Zygote::ready) {
+            Some(Ok(_)) => return,
+            Some(Err(_)) => self.give_up(),
+            None => {}
         }
-        self.zygote = None;
         let now = Boottime::now();
         if self.again.is_none_or(|again| now >= again) {
             self.again = Some(now + PAUSE);
@@ -68,6 +75,12 @@ impl Keeper {
     /// It is no use any more.
     pub(super) fn give_up(&mut self) {
         self.zygote = None;
+        if self.told.lets(Boottime::now(), WARN_AGAIN) {
+            warn!(
+                "the process from which guards are forked (soloist __zygote) has died or does not answer; until \
+                 another one is ready, each run has a guard executed, which costs more"
+            );
+        }
     }
 }
 

@@ -1684,7 +1684,7 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
         .await
         .expect("an end");
     assert_gone(&members);
-    assert_eq!(end.cause, Some(Cause::GuardGone));
+    assert_eq!(end.cause, Some(Cause::Deadline));
     println!(
         "{:?} before its time was over",
         deadline.since(end.ended.boottime)
@@ -1714,13 +1714,16 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
             Signal::STOP,
         );
         if timeout.is_none() {
-            running.stop(Stop::Shutdown, None);
+            running.stop(Stop::Cancelled, None);
         }
         let end = tokio::time::timeout(PATIENCE, running.wait())
             .await
             .expect("an end");
         assert_gone(&members);
-        assert_eq!(end.cause, Some(Cause::GuardGone));
+        let cause = timeout.map_or(Cause::Stopped(Stop::Cancelled), |_| Cause::Timeout);
+        assert_eq!(end.cause, Some(cause));
+        let error = end.error.unwrap_or_default();
+        assert!(error.contains("stopped or frozen the guard"), "{error}");
         running.settled().await;
     }
 }
@@ -1730,10 +1733,10 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
 async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop_nor_from_its_lease()
  {
     let soon = || Boottime::now() + Duration::from_secs(10);
-    for (timeout, deadline, stop) in [
-        (Some(Duration::from_secs(10)), None, false),
-        (None, None, true),
-        (None, Some(soon), false),
+    for (timeout, deadline, stop, cause) in [
+        (Some(Duration::from_secs(10)), None, false, Cause::Timeout),
+        (None, None, true, Cause::Stopped(Stop::Shutdown)),
+        (None, Some(soon), false, Cause::Deadline),
     ] {
         let Some(cgroup) = TestCgroup::new() else {
             return skip("no cgroup v2 that we may write to");
@@ -1759,7 +1762,7 @@ async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop
             .await
             .expect("an end");
         assert_gone(&members);
-        assert_eq!(end.cause, Some(Cause::GuardGone));
+        assert_eq!(end.cause, Some(cause));
         running.settled().await;
     }
 }

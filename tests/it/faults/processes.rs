@@ -43,6 +43,14 @@ fn takeover_of(fleet: &Fleet, run: &Run) -> Run {
     })
 }
 
+/// The process from which the guards of a daemon are forked.
+fn zygote(daemon: u32) -> u32 {
+    wait_for("a zygote", GENEROUS, || {
+        let mut children = process::children(daemon).into_iter();
+        children.find(|pid| process::command_line(*pid).contains("__zygote"))
+    })
+}
+
 fn ms(ns: i64) -> i64 {
     ns / 1_000_000
 }
@@ -557,7 +565,7 @@ fn the_first_process_of_a_container_waits_for_the_orphans_of_others() {
 }
 
 #[test]
-fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() {
+fn a_living_daemon_ends_what_another_left_that_was_killed_with_its_guard_and_its_zygote() {
     // Of their own, so that no daemon of another test comes first.
     let Some(cgroup) = TestCgroup::new() else {
         return skip("no cgroup v2 that we may write to");
@@ -573,8 +581,10 @@ fn a_living_daemon_ends_what_another_and_its_guard_left_when_both_were_killed() 
         .start();
     let (holder, run) = wait_tree(&fleet, "long");
     let guard = fleet.guard(&run);
-    // Neither is to see the other die.
+    let zygote = zygote(fleet.instances[holder].pid());
+    // None is to see another die.
     fleet.instances[holder].signal(Signal::STOP);
+    process::signal(zygote, Signal::KILL);
     process::signal(guard, Signal::KILL);
     fleet.instances[holder].kill();
     let left: Vec<u32> = run
@@ -612,6 +622,9 @@ fn an_idle_daemon_whose_zygote_dies_has_another() {
     let first = wait_for("a zygote", GENEROUS, || zygote(0));
     process::signal(first, Signal::KILL);
     wait_for("another zygote", GENEROUS, || zygote(first));
+    fleet.wait_log(0, "WARN");
+    let log = fleet.instances[0].log_text();
+    assert!(log.contains("(soloist __zygote) has died"), "{log}");
     fleet.stop();
 }
 
@@ -860,6 +873,42 @@ fn a_stopped_guard_goes_on_when_its_daemon_dies() {
     });
     let record = fleet.wait_record("a", "crashed");
     assert_eq!(record["fencing_token"], run.token, "{record}");
+}
+
+/// A guard that is frozen when its daemon is killed; one that is stopped after that; one that is killed together with
+/// its daemon.
+#[test]
+fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
+    for how in ["frozen", "stopped", "killed"] {
+        let Some(freezer) = Freezer::create() else {
+            return skip("no cgroup v2 with cgroup.freeze that we may write");
+        };
+        let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
+        let (_, run) = wait_tree(&fleet, "a");
+        let guard = fleet.guard(&run);
+        let daemon = fleet.instances[0].pid();
+        let zygote = zygote(daemon);
+        if how == "killed" {
+            process::signal(daemon, Signal::STOP);
+            process::signal(guard, Signal::KILL);
+        } else {
+            if let Err(e) = freezer.add(guard) {
+                return skip(&format!("a process cannot be moved to a cgroup: {e}"));
+            }
+            freezer.set(true);
+        }
+        let killed = boottime_ns();
+        fleet.instances[0].kill();
+        if how == "stopped" {
+            process::signal(guard, Signal::STOP);
+            freezer.set(false);
+        }
+        let lived = fleet.wait_gone(&run, killed);
+        println!("{how}: alive for {} ms after the kill", lived.as_millis());
+        wait_until("guard and zygote are gone", GENEROUS, || {
+            !process::alive(guard) && !process::alive(zygote)
+        });
+    }
 }
 
 /// The store takes connections and answers nothing. Each request of a daemon waits long for its answer.
