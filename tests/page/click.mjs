@@ -751,9 +751,11 @@ async function lostInstance() {
   await own.kill('a');
   saw(`the instance is lost: “${await until('the alert', () => /lost its instance/.test(document.querySelector(
     '.banner')?.textContent) && document.querySelector('.banner').textContent.trim())}”`);
-  const left = await page.evaluate(() => [document.querySelectorAll('.board tr.row').length,
-    document.querySelectorAll(':is([aria-label^=Trigger],[aria-label^=Pause]):not([aria-disabled=true])').length]);
-  if (!left[0] || left[1]) throw new Error(`without its instance: ${left[0]} rows, ${left[1]} buttons that are on`);
+  await page.focus('.board tr.row th a');
+  await until('buttons', () => document.querySelector('.board [aria-label^=Trigger]'));
+  const on = await page.evaluate(() => document.querySelectorAll(
+    ':is([aria-label^=Trigger],[aria-label^=Pause]):not([aria-disabled=true])').length);
+  if (on) throw new Error(`without its instance: ${on} buttons that are on`);
   own.start('a');
   await until('the alert to go', () => !document.querySelector('.banner'));
   await until('live rows', () => /answers in/.test(document.querySelector('.sub')?.textContent));

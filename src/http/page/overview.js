@@ -381,6 +381,8 @@ function useMark(ref, ...what) {
 
 function Row({ job, state, sel, index }) {
   const row = useRef();
+  // The buttons are a third of a row, and few rows are ever pointed at.
+  const [near, come] = useState(false);
   useMark(row, state.key, job.last?.run_id);
   const [run] = job.running;
   const late = lateOf(job);
@@ -388,7 +390,7 @@ function Row({ job, state, sel, index }) {
   const shown = run?.occurrence ?? job.recent?.[0]?.occurrence;
   const typical = job.typical_ms;
   return html`<tr class=${`row ${sel ? 'sel' : ''}`} ref=${row} role="row" aria-rowindex=${index + 2}
-    data-job=${job.job}>
+    data-job=${job.job} onPointerEnter=${() => come(true)} onFocusCapture=${() => come(true)}>
     <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)}
       /></span></td>
     <th class="c-n" scope="row" role="rowheader"><a href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
@@ -402,7 +404,7 @@ function Row({ job, state, sel, index }) {
     <td class="num c-ty t3" role="cell">${took(typical)}</td>
     <td class=${`num c-l ${late > 1000 ? 'x-missed' : 't2'}`} role="cell">${late < 0 ? '–' : took(late)}</td>
     <td class="t2 c-o" role="cell"><${On} id=${on} />${job.running.length > 0 && html`<${Silent} id=${on} />`}</td>
-    <td class="c-a" role="cell"><div class="acts">
+    <td class="c-a" role="cell">${(near || sel) && html`<div class="acts">
       <${Btn} c="q" icon="play" label=${`Trigger ${clean(job.job)}`} tip="Trigger … (t)" acts onClick=${() =>
         act('trigger', job.job)} />
       ${job.paused ? html`<${Btn} c="q" icon="running" label=${`Resume ${clean(job.job)}`} tip="Resume … (r)" acts
@@ -410,7 +412,7 @@ function Row({ job, state, sel, index }) {
         tip="Pause … (p)" acts onClick=${() => act('pause', job.job)} />`}
       <${Btn} c="q" icon="logs" label=${`Output of ${clean(job.job)}`} tip="Output (o)"
         onClick=${() => go(jobLink(job.job, shown && ms(shown)))} />
-    </div></td>
+    </div>`}</td>
   </tr>`;
 }
 
