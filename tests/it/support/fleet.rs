@@ -380,7 +380,13 @@ impl Instance {
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("a running instance").id()
     }
+    /// A reload waits until the program is far enough not to be ended by it.
     pub fn signal(&self, signal: Signal) {
+        if signal == Signal::HUP {
+            wait_until("it holds SIGHUP back", GENEROUS, || {
+                process::outlives(self.pid(), signal)
+            });
+        }
         process::signal(self.pid(), signal);
     }
     /// SIGKILL; returns when it is dead.

@@ -50,10 +50,19 @@ pub fn alive(pid: u32) -> bool {
     stat(pid).is_some_and(|(state, _)| !matches!(state, 'Z' | 'X'))
 }
 
-/// Whether it has a handler for this signal.
+/// Whether it has a handler for the signal.
 pub fn catches(pid: u32, signal: Signal) -> bool {
+    is_in(pid, "SigCgt:", signal)
+}
+
+/// Whether the signal waits, or has a handler: soon after its begin, a program's; before, it would end it.
+pub fn outlives(pid: u32, signal: Signal) -> bool {
+    catches(pid, signal) || is_in(pid, "SigBlk:", signal)
+}
+
+fn is_in(pid: u32, mask: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let mask = status.lines().find_map(|l| l.strip_prefix("SigCgt:"));
+    let mask = status.lines().find_map(|l| l.strip_prefix(mask));
     let mask = mask.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok());
     mask.is_some_and(|mask| mask & 1 << (signal.as_raw() - 1) != 0)
 }
