@@ -2696,6 +2696,19 @@ impl SlowStart {
         guard
     }
 
+    /// Of guards that start like this.
+    fn runner(&self) -> Runner {
+        let script = self.dir.path().join("guard.sh");
+        let mut text = "#!/bin/sh\n".to_owned();
+        for (name, value) in slow(self.call, self.ms, &self.dir.path().join("slow")) {
+            text += &format!("export {name}='{value}'\n");
+        }
+        text += &format!("exec {EXE} \"$@\"\n");
+        fs::write(&script, text).expect("written");
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
+        Runner::with_exe(script).expect("a runner")
+    }
+
     /// Waits until a process of the start is in the call, and returns that process.
     fn entered(&self, guard: &RawGuard) -> i32 {
         until("it waits", || self.dir.path().join("slow").exists());
@@ -2904,15 +2917,7 @@ async fn a_start_dies_with_its_guard() {
     // Of a guard that is executed, and of one that is forked.
     let forked = [false, true].into_iter();
     for (forked, (slow, _)) in forked.flat_map(|f| slow_calls().map(move |slow| (f, slow))) {
-        let script = slow.dir.path().join("guard.sh");
-        let mut text = "#!/bin/sh\n".to_owned();
-        for (name, value) in self::slow(slow.call, slow.ms, &slow.dir.path().join("slow")) {
-            text += &format!("export {name}='{value}'\n");
-        }
-        text += &format!("exec {EXE} \"$@\"\n");
-        fs::write(&script, text).expect("written");
-        fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("executable");
-        let runner = Runner::with_exe(script).expect("a runner");
+        let runner = slow.runner();
         if forked {
             zygote_of(&runner).await;
         }
@@ -2939,6 +2944,29 @@ async fn a_start_dies_with_its_guard() {
         let cgroup = TestCgroup::new().map(|ours| ours.0.with_file_name(format!("soloist-{run}")));
         assert!(cgroup.is_none_or(|cgroup| !cgroup.exists()), "{run}");
     }
+}
+
+/// It may have executed the command just before it was stopped: that the lease lapsed is not all that is known.
+#[tokio::test]
+async fn a_stopped_guard_that_has_not_told_of_its_start_counts_as_dead() {
+    let slow = SlowStart::of("execve");
+    let spec = Spec {
+        timeout: Some(Duration::from_secs(5)),
+        grace: Duration::from_millis(100),
+        ..slow.spec()
+    };
+    let mut running = slow.runner().start(spec, OUTPUT).expect("a guard");
+    until_async("it waits", || slow.dir.path().join("slow").exists()).await;
+    let guard = running.guard_pid().expect("a pid");
+    kill(guard.cast_signed(), Signal::STOP);
+    let end = running.wait().await;
+    assert_eq!(
+        (end.outcome, end.cause, end.started),
+        (Outcome::Crashed, Some(Cause::GuardGone), None),
+        "{end:?}"
+    );
+    running.settled().await;
+    assert!(!slow.witness().exists());
 }
 
 #[test]
