@@ -15,8 +15,8 @@ use soloist::{
     clock,
     config::{self, Config, Sends},
     logic::claim::{
-        Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Presence, Register, Registration,
-        Renew, Renewal, Settle, Settlement, StopRequest, Target,
+        Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Register, Registration, Renew,
+        Renewal, Settle, Settlement, StopRequest, Target,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
@@ -26,6 +26,7 @@ use tempfile::TempDir;
 use crate::support::{
     GENEROUS,
     proxy::{Fault, Proxy},
+    registration,
     server::RedisServer,
 };
 
@@ -988,24 +989,12 @@ impl Fleet {
                 .jobs
                 .values()
                 .map(|j| Register {
-                    job: j.name.clone(),
                     schedule: j.schedule_digest.to_string(),
                     definition: j.digest.clone(),
-                    known: Occurrence(0),
-                    adopt: Some(incarnation.to_string()),
-                    epoch: None,
-                    lost: vec![],
-                    counted_from: i64::MAX,
-                    lost_before: 0,
-                    presence: Presence::New,
-                    owed: vec![],
-                    back_at: 0,
-                    waits_since: 0,
-                    remembered: Default::default(),
                     instance: InstanceId::new("web-1"),
                     host: "web".into(),
-                    on_crash: OnCrash::Fail,
                     max_attempts: 3,
+                    ..registration(&j.name, Some(incarnation.to_string()))
                 })
                 .collect();
             let answers = self.store.register(&jobs).await.expect("registered").value;

@@ -254,24 +254,10 @@ fn manual(key: &str, before: Option<i64>, instance: &str) -> Claim {
 
 fn registration(name: &str, adopt: Option<&str>) -> Register {
     Register {
-        job: job(name),
         schedule: "s1".to_owned(),
         definition: "d1".to_owned(),
-        known: Occurrence(0),
-        adopt: adopt.map(str::to_owned),
-        epoch: None,
-        lost: vec![],
-        counted_from: i64::MAX,
-        lost_before: 0,
-        presence: Presence::New,
-        owed: vec![],
-        back_at: 0,
-        waits_since: 0,
-        remembered: Default::default(),
-        instance: InstanceId::new("a"),
         host: "a.example".to_owned(),
-        on_crash: OnCrash::Fail,
-        max_attempts: 1,
+        ..crate::support::registration(&job(name), adopt.map(str::to_owned))
     }
 }
 

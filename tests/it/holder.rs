@@ -18,8 +18,8 @@ use soloist::{
     holder::Holder,
     logic::{
         claim::{
-            Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Presence, Register,
-            Registration, Renew, Renewal, Settle, Settlement, State, Target,
+            Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register, Registration,
+            Renew, Renewal, Settle, Settlement, State, Target,
         },
         waits::Waits,
     },
@@ -33,7 +33,7 @@ use soloist::{
 use tokio::sync::{Notify, broadcast, mpsc};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::support::{GENEROUS, process};
+use crate::support::{GENEROUS, process, registration};
 
 /// A store, as one holder reaches it.
 struct Line {
@@ -245,26 +245,7 @@ impl Node {
         let holder = Holder::new(store, clock, runner, instance, "a".into(), config.store);
         let first = line.heartbeat(None).await.expect("the store in memory");
         soloist::contender::note_clock(&holder.clock, &first);
-        let register = Register {
-            job: job.name.clone(),
-            schedule: "s".into(),
-            definition: "d".into(),
-            known: Occurrence(0),
-            adopt: Some(first.incarnation.to_string()),
-            epoch: None,
-            lost: vec![],
-            counted_from: i64::MAX,
-            lost_before: 0,
-            presence: Presence::New,
-            owed: vec![],
-            back_at: 0,
-            waits_since: 0,
-            remembered: Default::default(),
-            instance: InstanceId::new("a"),
-            host: "a".into(),
-            on_crash: OnCrash::Fail,
-            max_attempts: 1,
-        };
+        let register = registration(&job.name, Some(first.incarnation.to_string()));
         line.register(&[register]).await.expect("registered");
         Self {
             line,

@@ -11,8 +11,8 @@ use std::{
 use soloist::{
     config,
     logic::claim::{
-        Answer, Claim, Control, Event, Grant, OnCrash, Overlap, Presence, Register, Registration,
-        Renew, Renewal, Target,
+        Answer, Claim, Control, Event, Grant, OnCrash, Overlap, Register, Registration, Renew,
+        Renewal, Target,
     },
     model::{InstanceId, JobName, Occurrence, RunId, Trigger},
     store::{self, Error, Store},
@@ -22,6 +22,7 @@ use tempfile::TempDir;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet, occurrence_ms},
+    registration,
     server::{RedisServer, free_port},
     trace::ONCE,
     wait_for, wait_until,
@@ -137,26 +138,7 @@ async fn register(s: &dyn Store, jobs: &[JobName]) -> i64 {
     let look = s.observe(&[]).await.expect("the store answers");
     let ask: Vec<Register> = jobs
         .iter()
-        .map(|job| Register {
-            job: job.clone(),
-            schedule: "s".to_owned(),
-            definition: "d".to_owned(),
-            known: Occurrence(0),
-            adopt: Some(look.incarnation.to_string()),
-            epoch: None,
-            lost: vec![],
-            counted_from: i64::MAX,
-            lost_before: 0,
-            presence: Presence::New,
-            owed: vec![],
-            back_at: 0,
-            waits_since: 0,
-            remembered: Default::default(),
-            instance: InstanceId::new("a"),
-            host: "a".to_owned(),
-            on_crash: OnCrash::Fail,
-            max_attempts: 1,
-        })
+        .map(|job| registration(job, Some(look.incarnation.to_string())))
         .collect();
     let answers = s.register(&ask).await.expect("jobs are registered").value;
     assert!(

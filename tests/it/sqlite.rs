@@ -10,13 +10,13 @@ use std::{
 use rusqlite::Connection;
 use soloist::{
     clock::Boottime,
-    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Presence, Register, Settle, Target},
+    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Settle, Target},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Error, Fleet, Info, Store, Tail, sqlite::SqliteStore},
 };
 use tempfile::TempDir;
 
-use crate::support::{GENEROUS, process, wait_until};
+use crate::support::{GENEROUS, process, registration, wait_until};
 
 fn job() -> JobName {
     JobName::new("backup")
@@ -73,26 +73,7 @@ fn record(c: &Claim) -> RunRecord {
 
 async fn register(store: &dyn Store) {
     let incarnation = store.observe(&[]).await.unwrap().incarnation;
-    let register = Register {
-        job: job(),
-        schedule: "s".to_owned(),
-        definition: "d".to_owned(),
-        known: Occurrence(0),
-        adopt: Some(incarnation.to_string()),
-        epoch: None,
-        lost: vec![],
-        counted_from: i64::MAX,
-        lost_before: 0,
-        presence: Presence::New,
-        owed: vec![],
-        back_at: 0,
-        waits_since: 0,
-        remembered: Default::default(),
-        instance: InstanceId::new("a"),
-        host: "h".to_owned(),
-        on_crash: OnCrash::Fail,
-        max_attempts: 1,
-    };
+    let register = registration(&job(), Some(incarnation.to_string()));
     let _ = store.register(&[register]).await.unwrap();
 }
 

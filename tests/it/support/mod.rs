@@ -13,8 +13,37 @@ use std::{
     time::{Duration, Instant},
 };
 
+use soloist::{
+    logic::claim::{OnCrash, Presence, Register},
+    model::{InstanceId, JobName, Occurrence},
+};
+
 /// How long a condition may take that a healthy machine meets in a moment: only a broken program waits it out.
 pub const GENEROUS: Duration = Duration::from_secs(60);
+
+/// The first registration of a job, by the instance `a`; in the incarnation that `adopt` names.
+pub fn registration(job: &JobName, adopt: Option<String>) -> Register {
+    Register {
+        job: job.clone(),
+        schedule: "s".to_owned(),
+        definition: "d".to_owned(),
+        known: Occurrence(0),
+        adopt,
+        epoch: None,
+        lost: vec![],
+        counted_from: i64::MAX,
+        lost_before: 0,
+        presence: Presence::New,
+        owed: vec![],
+        back_at: 0,
+        waits_since: 0,
+        remembered: Default::default(),
+        instance: InstanceId::new("a"),
+        host: "h".to_owned(),
+        on_crash: OnCrash::Fail,
+        max_attempts: 1,
+    }
+}
 
 /// This host's clock, Unix ms.
 pub fn now_ms() -> i64 {
