@@ -129,6 +129,7 @@ pub fn run(table: &mut Table, server: &Redis) {
         250.0,
         format!("{}; the old command lived {}", show(takeover), show(lived)),
     );
+    table.row("the same: p50", takeover.p50(), "ms", 14.0, String::new());
     let (takeover, _) = &results[&true];
     table.row(
         "loss of the holder's host to the second attempt: max / lease",
