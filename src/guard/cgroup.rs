@@ -197,37 +197,83 @@ fn mounts() -> Option<String> {
     fs::read_to_string("/proc/self/mountinfo").ok()
 }
 
-/// The kernel lets this process do nothing, because somebody has frozen its cgroup. In /proc it looks as if it slept.
+/// Somebody has frozen a cgroup that holds this process (v2, or the freezer of v1), so the kernel lets it do nothing, or
+/// soon will. In /proc it looks as if it slept.
 pub(crate) fn frozen(pid: i32) -> bool {
-    let events = of_process(&pid.to_string()).map(|path| path.join("cgroup.events"));
-    events
-        .and_then(|events| fs::read_to_string(events).ok())
-        .is_some_and(|text| text.lines().any(|line| line == "frozen 1"))
+    let says = |file: PathBuf, word: &str| {
+        fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == word))
+    };
+    let v2 = of_process(&pid.to_string(), &V2).is_some_and(|path| {
+        // All is frozen, or, where one process in it cannot be, what can be.
+        says(path.join("cgroup.events"), "frozen 1")
+            || path
+                .ancestors()
+                .any(|dir| says(dir.join("cgroup.freeze"), "1"))
+    });
+    v2 || of_process(&pid.to_string(), &FREEZER).is_some_and(|path| {
+        let state = path.join("freezer.state");
+        says(state.clone(), "FROZEN") || says(state, "FREEZING")
+    })
+}
+
+/// One of the trees of cgroups.
+struct Hierarchy {
+    /// As in /proc/PID/cgroup; v2 has none.
+    controller: &'static str,
+    filesystem: &'static str,
+}
+
+const V2: Hierarchy = Hierarchy {
+    controller: "",
+    filesystem: "cgroup2",
+};
+
+/// Of v1: what holds a process in it keeps even SIGKILL waiting.
+const FREEZER: Hierarchy = Hierarchy {
+    controller: "freezer",
+    filesystem: "cgroup",
+};
+
+impl Hierarchy {
+    /// The cgroup in a line of /proc/PID/cgroup: `6:freezer:/a`, `3:cpu,cpuacct:/b`, `0::/c`.
+    fn path<'l>(&self, line: &'l str) -> Option<&'l str> {
+        let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
+        controllers
+            .split(',')
+            .any(|c| c == self.controller)
+            .then_some(path)
+    }
+
+    /// Whether it is what is mounted here: `cgroup cgroup rw,freezer`, `cgroup2 cgroup2 rw`.
+    fn is_mounted(&self, filesystem: &str) -> bool {
+        let mut words = filesystem.split(' ');
+        words.next() == Some(self.filesystem)
+            && (self.controller.is_empty()
+                || (words.nth(1)).is_some_and(|o| o.split(',').any(|o| o == self.controller)))
+    }
 }
 
 /// The directory of this process's own v2 cgroup.
 fn own() -> Option<PathBuf> {
-    of_process("self")
+    of_process("self", &V2)
 }
 
-/// The directory of a process's v2 cgroup; `pid` may be "self".
-fn of_process(pid: &str) -> Option<PathBuf> {
+/// The directory of a process's cgroup; `pid` may be "self".
+fn of_process(pid: &str, hierarchy: &Hierarchy) -> Option<PathBuf> {
     let membership = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     match MOUNTS.get() {
-        Some(mounts) => locate(&membership, mounts),
-        None => locate(&membership, &mounts()?),
+        Some(mounts) => locate(&membership, mounts, hierarchy),
+        None => locate(&membership, &mounts()?, hierarchy),
     }
 }
 
 /// `membership` is /proc/self/cgroup, `mounts` /proc/self/mountinfo.
-fn locate(membership: &str, mounts: &str) -> Option<PathBuf> {
-    let path = membership
-        .lines()
-        .find_map(|line| line.strip_prefix("0::"))?;
+fn locate(membership: &str, mounts: &str, hierarchy: &Hierarchy) -> Option<PathBuf> {
+    let path = membership.lines().find_map(|line| hierarchy.path(line))?;
     mounts.lines().find_map(|line| {
         // 41 31 0:38 ROOT MOUNT-POINT OPTIONS [optional fields] - FSTYPE SOURCE OPTIONS
         let (place, filesystem) = line.split_once(" - ")?;
-        if filesystem.split(' ').next() != Some("cgroup2") {
+        if !hierarchy.is_mounted(filesystem) {
             return None;
         }
         let mut fields = place.split(' ').skip(3);
@@ -284,10 +330,24 @@ mod tests {
             ),
         ] {
             assert_eq!(
-                locate(membership, mounts),
+                locate(membership, mounts, &V2),
                 expected.map(PathBuf::from),
                 "{membership}"
             );
         }
+        let freezer = "37 31 0:34 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n\
+                       38 31 0:35 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n";
+        for (membership, expected) in [
+            (
+                "6:freezer:/a\n5:cpu:/b\n0::/c\n",
+                Some("/sys/fs/cgroup/freezer/a"),
+            ),
+            ("6:cpu,freezer:/a b\n", Some("/sys/fs/cgroup/freezer/a b")),
+            ("5:cpu:/b\n0::/c\n", None),
+        ] {
+            let found = locate(membership, freezer, &FREEZER);
+            assert_eq!(found, expected.map(PathBuf::from), "{membership}");
+        }
+        assert_eq!(locate("6:freezer:/a\n", unified, &FREEZER), None);
     }
 }

@@ -1,22 +1,25 @@
 //! Ends what guards left behind that were killed, and the runs of guards that can do nothing and have no daemon.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use rustix::process::Signal;
 
 use super::{
     ARGUMENT,
     cgroup::{self, Cgroup},
-    tree::{self, Proc, below, kill_pass},
+    tree::{self, Proc, descend, kill_pass},
 };
 use crate::{blocking, clock::Boottime};
 
-/// How long a sweep tries to end one run.
+/// How long a sweep tries to end what it has found.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// So long after its daemon's death a guard has killed its tree, unless somebody keeps it from doing so: the kernel has
 /// continued it if it was stopped.
 const HELPLESS: Duration = Duration::from_millis(250);
+
+/// How long what was killed may take to be dead before others are looked after.
+const DYING: Duration = Duration::from_millis(50);
 
 /// What looks like a guard.
 #[derive(Debug, PartialEq)]
@@ -46,19 +49,6 @@ impl Found {
         let now = Proc::read(self.process.pid).filter(|now| now.key() == self.process.key());
         now.is_some_and(|now| now.stopped() || cgroup::frozen(now.pid))
     }
-
-    /// Kills its command, all descendants, and then the guard.
-    fn end_run(&self) {
-        let tree = || below(self.process.pid);
-        blocking::within(PATIENCE, || {
-            kill_pass(tree);
-            (!tree().iter().any(Proc::alive)).then_some(())
-        });
-        if let Some(cgroup) = cgroup::of_run(&self.run) {
-            end(&cgroup);
-        }
-        self.process.signal(Signal::KILL);
-    }
 }
 
 /// All guards on this host.
@@ -70,11 +60,18 @@ fn guards() -> Vec<Found> {
 /// were. It finds only trees in a cgroup below that of this process; others look like unrelated processes that
 /// inherited the environment of a run (`at`, `sbatch`). Blocks; costs almost nothing while every run has its guard.
 pub(crate) fn sweep() -> usize {
+    let cgroups = orphaned();
+    let runs = cgroups.iter().filter(|c| c.populated()).count();
+    end(&cgroups, PATIENCE);
+    runs
+}
+
+fn orphaned() -> Vec<Cgroup> {
     // Look for cgroups first and for guards second: a guard exists before its cgroup does, and longer.
     let mut cgroups = cgroup::of_all_runs();
     cgroups.retain(|(_, cgroup)| cgroup.abandoned());
     if cgroups.is_empty() {
-        return 0;
+        return vec![];
     }
     // A guard that has just made its cgroup has not locked it yet.
     let guards = guards();
@@ -83,46 +80,70 @@ pub(crate) fn sweep() -> usize {
         let guarded = |g: &Found| g.run == *run && owner.is_none_or(|o| o == g.user);
         !guards.iter().any(guarded)
     });
-    orphaned
-        .filter(|(_, cgroup)| {
-            let populated = cgroup.populated();
-            end(cgroup);
-            populated
-        })
-        .count()
+    orphaned.map(|(_, cgroup)| cgroup).collect()
 }
 
-fn end(cgroup: &Cgroup) {
-    blocking::within(PATIENCE, || {
-        cgroup.kill();
-        (!cgroup.populated()).then_some(())
+/// All at once: one of them may have a process that does not die.
+fn end(cgroups: &[Cgroup], patience: Duration) {
+    blocking::within(patience, || {
+        let populated = cgroups.iter().filter(|c| c.populated());
+        (populated.map(Cgroup::kill).count() == 0).then_some(())
     });
-    cgroup.remove();
+    cgroups.iter().for_each(Cgroup::remove);
 }
 
-/// Of a daemon that has just died, in the session of its guards: waits until no guard is left, and ends the runs of
-/// those that are stopped or frozen, because nobody else is there to see it. Then sweeps: guards may have been killed
+/// Of a daemon that has just died, in the session of its guards: until no guard is left, ends the runs of those that
+/// are stopped or frozen, because nobody else is there to see it, and sweeps, because guards may have been killed
 /// together with their daemon.
 pub(super) fn after_daemon(session: i32) {
     let helpless_from = Boottime::now() + HELPLESS;
     let mut pause = Duration::from_millis(10);
+    // One that was once seen so stays so: what it would do if it went on is done here.
+    let (mut helpless, mut ended) = (HashSet::new(), HashSet::new());
     loop {
-        let ours = |p: &Proc| p.session == session && p.alive();
-        let guards: Vec<Found> = (tree::all().into_iter().filter(ours))
-            .filter_map(Found::of)
-            .collect();
+        end(&orphaned(), DYING);
+        let ours = |p: &Proc| p.session == session && p.alive() && !ended.contains(&p.key());
+        let guards = tree::all().into_iter().filter(ours);
+        let guards: Vec<Found> = guards.filter_map(Found::of).collect();
         if guards.is_empty() {
-            break;
+            return;
         }
         if Boottime::now() >= helpless_from {
-            for guard in guards.iter().filter(|guard| guard.helpless()) {
-                guard.end_run();
-            }
+            let new = guards.iter().filter(|guard| guard.helpless());
+            helpless.extend(new.map(|guard| guard.process.key()));
+            let theirs = (guards.into_iter()).filter(|g| helpless.contains(&g.process.key()));
+            ended.extend(end_runs_of(&theirs.collect::<Vec<_>>()));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_secs(1));
     }
-    sweep();
+}
+
+/// Kills the commands of these guards, with all descendants, and then the guards. Returns those whose trees are dead:
+/// one that a freezer of cgroup v1 holds dies only when it is let go.
+fn end_runs_of(guards: &[Found]) -> Vec<(i32, u64)> {
+    let below = |of: &[&Found]| descend(tree::all(), of.iter().map(|g| g.process.pid).collect());
+    let cgroups = |g: &&Found| cgroup::of_run(&g.run);
+    let mut left: Vec<&Found> = guards.iter().collect();
+    blocking::within(DYING, || {
+        kill_pass(|| below(&left));
+        end(
+            &left.iter().filter_map(cgroups).collect::<Vec<_>>(),
+            Duration::ZERO,
+        );
+        let alive = |g: &&Found| {
+            below(&[g]).iter().any(Proc::alive) || cgroups(g).is_some_and(|c| c.populated())
+        };
+        left.retain(alive);
+        left.is_empty().then_some(())
+    });
+    let left: HashSet<i32> = left.iter().map(|g| g.process.pid).collect();
+    let dead = guards.iter().filter(|g| !left.contains(&g.process.pid));
+    dead.map(|g| {
+        g.process.signal(Signal::KILL);
+        g.process.key()
+    })
+    .collect()
 }
 
 #[cfg(test)]

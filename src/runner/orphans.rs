@@ -21,6 +21,8 @@ pub(super) struct Orphans {
     pub(super) group: Option<i32>,
     /// All children of this process are of this run.
     pub(super) sole: bool,
+    /// The guard, if it was killed and cannot die yet. It does nothing any more, and reaps nobody.
+    pub(super) guard: Option<i32>,
     cgroup: Option<Cgroup>,
     /// Processes that were found once: a zombie no longer has an environment by which it could be recognised.
     known: RefCell<HashSet<(i32, u64)>>,
@@ -33,6 +35,7 @@ impl Orphans {
             command,
             group: None,
             sole: false,
+            guard: None,
             cgroup: cgroup.map(Cgroup::at).or_else(|| guard::cgroup_of_run(run)),
             known: RefCell::default(),
         }
@@ -46,6 +49,7 @@ impl Orphans {
             command,
             group: None,
             sole: false,
+            guard: None,
             cgroup: None,
             known: RefCell::default(),
         }
@@ -70,8 +74,9 @@ impl Orphans {
 
     /// Those of the tree among the descendants of this process.
     fn among(&self, ours: Vec<Proc>) -> Vec<Proc> {
+        let guard = |p: &Proc| self.guard == Some(p.pid);
         if self.sole {
-            return ours;
+            return ours.into_iter().filter(|p| !guard(p)).collect();
         }
         let mut known = self.known.borrow_mut();
         let roots: Vec<Proc> = ours
@@ -79,14 +84,20 @@ impl Orphans {
             .filter(|p| {
                 known.contains(&p.key())
                     || self.group == Some(p.group)
+                    || guard(p)
                     || belongs(p, &self.marker, self.command)
             })
             .cloned()
             .collect();
         let mut tree = descend(ours, roots.iter().map(|p| p.pid).collect());
-        tree.extend(roots);
+        tree.extend(roots.into_iter().filter(|p| !guard(p)));
         known.extend(tree.iter().map(Proc::key));
         tree
+    }
+
+    /// True: nothing is left to be done for it, although it may be there.
+    fn gone(&self, process: &Proc) -> bool {
+        reaped(process) || (self.guard == Some(process.parent) && !process.alive())
     }
 
     /// Kills all processes of the tree and reaps the dead. Returns the pids of those that are left. Blocks for
@@ -105,7 +116,7 @@ impl Orphans {
         let mut left: Vec<i32> = self
             .members()
             .iter()
-            .filter(|p| !reaped(p))
+            .filter(|p| !self.gone(p))
             .map(|p| p.pid)
             .collect();
         if let Some(cgroup) = &self.cgroup {
@@ -204,6 +215,7 @@ mod tests {
             command: None,
             group: None,
             sole: false,
+            guard: None,
             cgroup: None,
             known: RefCell::default(),
         };

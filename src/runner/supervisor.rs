@@ -26,6 +26,9 @@ use crate::{
 /// Pause between two looks at a guard that should have ended its tree.
 const CHECK_AGAIN: Duration = Duration::from_millis(32);
 
+/// How long a guard that was killed may take to die. One in a freezer of cgroup v1 dies only when it is let go.
+const DYING: Duration = Duration::from_millis(100);
+
 /// The task behind a [`Running`].
 pub(super) struct Supervisor {
     pub(super) job: JobName,
@@ -43,8 +46,8 @@ pub(super) struct Supervisor {
     pub(super) recorder: Option<Arc<Recorder>>,
     /// See [`super::Runner::for_one_run`].
     pub(super) sole: bool,
-    /// Why this process killed the guard: what the guard should have ended the command for.
-    pub(super) killed_guard: Option<Cause>,
+    /// When this process killed the guard, and what the guard should have ended the command for.
+    pub(super) killed_guard: Option<(Boottime, Cause)>,
 }
 
 /// The content of [`Report::Exited`].
@@ -87,7 +90,7 @@ impl Supervisor {
             let (overdue, _) = self.overdue.at();
             let wait = overdue.since(Boottime::now()).max(CHECK_AGAIN);
             tokio::select! {
-                () = tokio::time::sleep(wait) => self.check_on_guard(),
+                () = tokio::time::sleep(wait) => if self.check_on_guard() { break },
                 line = reports.next_line() => match line {
                     Ok(Some(line)) => self.on_report(&line, &mut reported),
                     Ok(None) | Err(_) => break,
@@ -214,22 +217,32 @@ impl Supervisor {
     }
 
     /// The guard should have ended the tree by now. If somebody stopped or froze the guard, it cannot: kill it and do
-    /// its work here.
-    fn check_on_guard(&mut self) {
+    /// its work here. True: it was killed, and cannot die yet.
+    fn check_on_guard(&mut self) -> bool {
+        let now = Boottime::now();
+        if let Some((killed, _)) = self.killed_guard {
+            return now.since(killed) >= DYING;
+        }
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
         let stopped = |pid| Proc::read(pid).is_some_and(|guard| guard.stopped());
         if pid.is_some_and(|pid| stopped(pid) || frozen(pid)) {
-            self.killed_guard = Some(self.overdue.at().1);
+            self.killed_guard = Some((now, self.overdue.at().1));
             self.child.kill();
         }
+        false
     }
 
     /// The guard ended without its last report: do its work here.
     async fn guard_is_gone(&mut self, reported: &mut Reported) {
         // Make sure that it is dead, so that its children become children of this process.
         self.child.kill();
-        let status = self.child.wait().await;
-        let how = status.map_or_else(|e| e.to_string(), |status| status.to_string());
+        let status = tokio::time::timeout(DYING, self.child.wait()).await;
+        let guard = (status.is_err()).then(|| self.child.id()).flatten();
+        let how = match status {
+            Ok(Ok(status)) => status.to_string(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it was killed, and cannot die yet".to_owned(),
+        };
         let error = match self.killed_guard {
             None => format!("the guard of this run died ({how}), so the command was ended"),
             Some(_) => "somebody had stopped or frozen the guard of this run when it should have ended the command, \
@@ -238,7 +251,7 @@ impl Supervisor {
         };
         // If the guard did not say that it had executed the command, nobody knows.
         let known = self.killed_guard.filter(|_| reported.started.is_some());
-        let cause = known.unwrap_or(Cause::GuardGone);
+        let cause = known.map_or(Cause::GuardGone, |(_, cause)| cause);
         warn!(job = %self.job, run = %self.run_id, "{error}");
         let run = self.run_id.to_string();
         let mut orphans = Orphans::new(&run, reported.pid, reported.cgroup.take());
@@ -247,6 +260,7 @@ impl Supervisor {
             orphans.group = Some(rustix::process::getpgrp().as_raw_nonzero().get());
         }
         orphans.sole = self.sole;
+        orphans.guard = guard.and_then(|pid| i32::try_from(pid).ok());
         let mut kills = Kills::begin(Boottime::now(), self.kill_budget);
         // Without limit, like the guard: a run is not over, and must not be settled, before its tree is gone.
         loop {
@@ -256,7 +270,7 @@ impl Supervisor {
             })
             .await;
             // What was forked while this process read /proc may be missing there, but the kernel knows of it.
-            if left.is_empty() && (!self.sole || childless()) {
+            if left.is_empty() && (!self.sole || guard.is_some() || childless()) {
                 break;
             }
             orphans = back;

@@ -975,6 +975,32 @@ impl TestCgroup {
         Some(Self(path))
     }
 
+    /// One of the freezer of cgroup v1.
+    pub fn freezer() -> Option<Self> {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+        let mut mounts = mounts.lines().filter_map(|line| line.split_once(" - "));
+        let (place, _) = mounts.find(|(_, what)| what.ends_with(",freezer"))?;
+        let name = format!("test-{}", RunId::random());
+        let path = Path::new(place.split(' ').nth(4)?).join(name);
+        fs::create_dir(&path).ok()?;
+        Some(Self(path))
+    }
+
+    pub fn add(&self, pid: u32) -> std::io::Result<()> {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string())
+    }
+
+    pub fn freeze(&self, freeze: bool) {
+        let v1 = self.0.join("freezer.state").exists();
+        let (file, text) = match (v1, freeze) {
+            (true, true) => ("freezer.state", "FROZEN"),
+            (true, false) => ("freezer.state", "THAWED"),
+            (false, true) => ("cgroup.freeze", "1"),
+            (false, false) => ("cgroup.freeze", "0"),
+        };
+        self.write(file, text);
+    }
+
     /// Another one in it, which is to be dropped first.
     fn below(&self, name: &str) -> Self {
         let path = self.0.join(name);
@@ -1026,6 +1052,7 @@ fn stand_in_that_sweeps() {
 impl Drop for TestCgroup {
     fn drop(&mut self) {
         let _ = fs::write(self.0.join("cgroup.freeze"), "0");
+        let _ = fs::write(self.0.join("freezer.state"), "THAWED");
         // What a failed test left.
         let _ = fs::write(self.0.join("cgroup.kill"), "1");
         until("the cgroup can be removed", || {
@@ -1728,18 +1755,28 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
     }
 }
 
-/// In /proc a frozen process looks as if it slept.
+/// In /proc a frozen process looks as if it slept. In a freezer of cgroup v1 it does not even die of SIGKILL.
 #[tokio::test]
 async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop_nor_from_its_lease()
  {
     let soon = || Boottime::now() + Duration::from_secs(10);
-    for (timeout, deadline, stop, cause) in [
+    let ends = [
         (Some(Duration::from_secs(10)), None, false, Cause::Timeout),
         (None, None, true, Cause::Stopped(Stop::Shutdown)),
         (None, Some(soon), false, Cause::Deadline),
-    ] {
-        let Some(cgroup) = TestCgroup::new() else {
-            return skip("no cgroup v2 that we may write to");
+    ];
+    for (v1, (timeout, deadline, stop, cause)) in [false, true]
+        .into_iter()
+        .flat_map(|v1| ends.map(|e| (v1, e)))
+    {
+        let cgroup = if v1 {
+            TestCgroup::freezer()
+        } else {
+            TestCgroup::new()
+        };
+        let Some(cgroup) = cgroup else {
+            skip("no cgroup that we may freeze");
+            continue;
         };
         let tree = Tree::new();
         let spec = tree.spec("wait");
@@ -1754,7 +1791,7 @@ async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop
         let members = tree.members();
         let guard = running.guard_pid().expect("a pid");
         cgroup.write("cgroup.procs", &guard.to_string());
-        cgroup.write("cgroup.freeze", "1");
+        cgroup.freeze(true);
         if stop {
             running.stop(Stop::Shutdown, None);
         }
@@ -1762,8 +1799,10 @@ async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop
             .await
             .expect("an end");
         assert_gone(&members);
-        assert_eq!(end.cause, Some(cause));
+        assert_eq!(end.cause, Some(cause), "cgroup v1: {v1}");
         running.settled().await;
+        cgroup.freeze(false);
+        until_async("the guard is gone", || dead(guard)).await;
     }
 }
 

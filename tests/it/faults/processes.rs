@@ -879,9 +879,14 @@ fn a_stopped_guard_goes_on_when_its_daemon_dies() {
 /// its daemon.
 #[test]
 fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
-    for how in ["frozen", "stopped", "killed"] {
-        let Some(freezer) = Freezer::create() else {
-            return skip("no cgroup v2 with cgroup.freeze that we may write");
+    for how in ["frozen", "stopped", "killed", "frozen by cgroup v1"] {
+        let freezer = match how {
+            "frozen by cgroup v1" => TestCgroup::freezer(),
+            _ => TestCgroup::new(),
+        };
+        let Some(freezer) = freezer else {
+            skip("no cgroup that we may freeze");
+            continue;
         };
         let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
         let (_, run) = wait_tree(&fleet, "a");
@@ -895,20 +900,56 @@ fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
             if let Err(e) = freezer.add(guard) {
                 return skip(&format!("a process cannot be moved to a cgroup: {e}"));
             }
-            freezer.set(true);
+            freezer.freeze(true);
         }
         let killed = boottime_ns();
         fleet.instances[0].kill();
         if how == "stopped" {
             process::signal(guard, Signal::STOP);
-            freezer.set(false);
+            freezer.freeze(false);
         }
         let lived = fleet.wait_gone(&run, killed);
         println!("{how}: alive for {} ms after the kill", lived.as_millis());
+        freezer.freeze(false);
         wait_until("guard and zygote are gone", GENEROUS, || {
             !process::alive(guard) && !process::alive(zygote)
         });
     }
+}
+
+/// One of its runs has a process that does not die, and a frozen guard; the guard of the other was killed with it.
+#[test]
+fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
+    let (Some(freezer), Some(immortal)) = (Freezer::create(), TestCgroup::freezer()) else {
+        return skip(
+            "no cgroup v2 with cgroup.freeze, or no freezer of cgroup v1, that we may write",
+        );
+    };
+    let mut fleet = fleet(1)
+        .witness("a", ENDLESS, "")
+        .witness("b", ENDLESS, "")
+        .start();
+    let [a, b] = ["a", "b"].map(|job| wait_tree(&fleet, job).1);
+    let [frozen, killed] = [fleet.guard(&a), fleet.guard(&b)];
+    let daemon = fleet.instances[0].pid();
+    let zygote = zygote(daemon);
+    let stays = *a.pids.last().expect("a process");
+    if let Err(e) = freezer.add(frozen).and_then(|()| immortal.add(stays)) {
+        return skip(&format!("a process cannot be moved to a cgroup: {e}"));
+    }
+    freezer.set(true);
+    immortal.freeze(true);
+    process::signal(daemon, Signal::STOP);
+    process::signal(killed, Signal::KILL);
+    let since = boottime_ns();
+    fleet.instances[0].kill();
+    fleet.wait_gone(&b, since);
+    assert!(process::alive(stays) && process::alive(zygote));
+    immortal.freeze(false);
+    fleet.wait_gone(&a, since);
+    wait_until("guard and zygote are gone", GENEROUS, || {
+        !process::alive(frozen) && !process::alive(zygote)
+    });
 }
 
 /// The store takes connections and answers nothing. Each request of a daemon waits long for its answer.
