@@ -477,7 +477,10 @@ impl Daemon {
         self.finish.cancel();
         let all = async { tokio::join!(holder.runs.wait(), self.background.wait()) };
         if tokio::time::timeout_at(until, all).await.is_err() {
-            warn!("the store does not answer: this instance stops without signing off there");
+            warn!(
+                "this instance stops without signing off: the store does not answer, or the processes of a run do not \
+                 die"
+            );
         }
         let unrecorded = holder.running().len();
         if unrecorded > 0 {

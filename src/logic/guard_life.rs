@@ -76,7 +76,7 @@ pub fn reason(cause: Option<Cause>) -> Option<String> {
             "the lease could not be renewed in time, so the command was ended: another instance may run the job"
         }
         Cause::Deadline => {
-            "the lease ran out before it was renewed, so the guard ended the command"
+            "the guard had heard of no renewal when the lease ran out, so it ended the command"
         }
         _ => return None,
     };

@@ -1,5 +1,7 @@
 //! Disks that are full, descriptors and processes that are used up, memory that is.
 
+use std::time::Duration;
+
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
 use super::{
@@ -23,6 +25,16 @@ pub const FAULTS: &[Fault] = &[
 
 fn fill_server(stage: &mut Stage, _: usize) -> Option<Begun> {
     stage.server_disk.as_ref()?.fill();
+    // Until a write to its file has failed, which takes a moment, the server accepts what it is told.
+    let begun = std::time::Instant::now();
+    let refuses = |stage: &mut Stage| {
+        let words = ["SET", "of-the-harness", "x", "PX", "1000"];
+        let answer = stage.fleet.server().try_command::<()>(&words);
+        answer.is_err_and(|e| e.code() == Some("MISCONF"))
+    };
+    while !refuses(stage) && begun.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     Some(Begun {
         effects: vec![Effect::Silenced],
         whom: "the server".into(),

@@ -1,6 +1,6 @@
 // Clicks through the page, as a person does, and says what it saw. See README.md.
 import { execSync } from 'node:child_process';
-import { mkdirSync, readFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import puppeteer from 'puppeteer-core';
 import { stage } from './stage.mjs';
@@ -797,6 +797,57 @@ async function allRuns() {
   });
 }
 
+/** In windows between those of a phone and of a desk names have room, and nothing is beside the window. */
+async function middleWidths() {
+  for (const hash of ['#/overview', '#/instances']) {
+    await go(hash);
+    for (const width of [701, 820, 960, 1040]) {
+      await page.setViewport({ width, height: 900 });
+      await settled();
+      const [wide, least] = await page.evaluate(() => [document.scrollingElement.scrollWidth, Math.min(1000,
+        ...[...document.querySelectorAll('.board tr.row .c-n')].map((n) => n.clientWidth))]);
+      if (wide > width || least < 120) throw new Error(`${hash} at ${width}: ${wide} wide, names have ${least}`);
+    }
+  }
+  await page.setViewport({ width: 1440, height: 900 });
+  saw('in narrow windows names have room');
+}
+
+/** Keys act on the job that has the focus, and on none that is not shown. */
+async function keysOfShown() {
+  await go('#/overview');
+  await page.waitForSelector('tr[data-job=quick]', { timeout: GENEROUS });
+  await page.focus('tr[data-job=quick] th a');
+  await page.keyboard.press('t');
+  await until('a question', () => document.querySelector('dialog[open]')?.textContent.includes('quick'));
+  await page.keyboard.press('Escape');
+  await until('no question', () => !document.querySelector('dialog[open]'));
+  await page.focus('tr[data-job=quick] th a');
+  await page.keyboard.press('/');
+  await page.keyboard.type('talks');
+  await until('the filter', () => !document.querySelector('tr[data-job=quick]'));
+  await page.evaluate(() => document.activeElement.blur());
+  await page.keyboard.press('t');
+  await pause(300);
+  if (await page.$('dialog[open]')) throw new Error('a key acted on a job that is not shown');
+  await go('#/overview');
+  saw('keys act on what is shown');
+}
+
+/** A page waits until its instance can read the file of tokens again. */
+async function brokenTokens() {
+  if (!own) return;
+  await go('#/overview');
+  const file = readFileSync(own.tokensFile);
+  writeFileSync(own.tokensFile, 'broken');
+  saw(`without tokens: “${await until('the alert', () => /file of tokens/.test(document.querySelector('.banner')
+    ?.textContent) && document.querySelector('.banner').textContent.trim())}”`);
+  await pause(6000);
+  writeFileSync(own.tokensFile, file);
+  await until('the page', () => !document.querySelector('.banner') && document.querySelector('.board tbody tr.row'));
+  saw('with them again, without another token');
+}
+
 /** Two instances of different versions take turns behind one address. */
 async function twoVersions() {
   if (!own) return;
@@ -904,7 +955,8 @@ try {
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
     countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput,
-    hostileWords, readers, streamsTaken, allRuns, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
+    hostileWords, middleWidths, keysOfShown, readers, streamsTaken, allRuns, brokenTokens, twoVersions, unseen,
+    historyRefused, storeAway, takeover, lostInstance,
     silentInstance];
   for (const step of steps) await step();
   const findings = await looks();

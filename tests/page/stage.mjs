@@ -99,6 +99,7 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
   return {
     url,
     tokens,
+    tokensFile: join(dir, 'tokens'),
     front: { url: `http://127.0.0.1:${ports[3]}`, served, breakAll: () => front.closeAllConnections() },
     log: (name) => readFileSync(join(dir, `${name}.log`), 'utf8'),
     /** SIGKILL; ends when it is dead. */

@@ -26,7 +26,7 @@ function Affected({ job, until }) {
   const n = data.planned.length;
   return html` ${data.truncated ? `More than ${n} planned occurrences` : n ? many(n, 'planned occurrence')
     : 'No planned occurrence'}
-    ${n === 1 && !data.truncated ? ' is' : ' are'} skipped${waits ? '; a retry waits until then' : ''}.`;
+    ${n <= 1 && !data.truncated ? ' is' : ' are'} skipped${waits ? '; a retry waits until then' : ''}.`;
 }
 
 const when2 = (t) => `${when(t, now())} ${zoneName}`;
@@ -88,7 +88,8 @@ const ACTS = {
   skip: {
     title: (n) => html`Skip the next occurrences of <${Txt}>${n}<//>?`,
     text: (job) => `They end in the history as skipped.${job?.next ? ` The next is ${when2(ms(job.next))}.` : ''}${
-      job?.skip ? ` So far ${many(job.skip, 'occurrence')} will be skipped.` : ''}`,
+      job?.skip ? ` So far ${many(job.skip, 'occurrence')} will be skipped: this number takes
+        the place of that.` : ''}`,
     start: () => ({ n: '1' }),
     fields: [{ name: 'n', label: 'How many', type: 'number', hint: (v) => (v.n === '0'
       ? 'None: an earlier request is taken back.' : '0 takes an earlier request back.') }],

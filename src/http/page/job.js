@@ -336,7 +336,8 @@ export function Job({ arg: name, query }) {
     <div class="hd"><${Icon} k=${state.icon} label=${word(state.key)} /><h1><${Txt}>${name}<//></h1>
       ${job.tags.map((t) => html`<span class="tag" key=${t}><${Txt}>${t}<//></span>`)}<span
         class="sp"></span><${Actions} job=${job} /></div>
-    <p class="sub">${job.description && html`<${Txt}>${job.description}<//>. `}<b>${words
+    <p class="sub">${job.description && html`<${Txt}>${job.description}<//>${/[.!?…]\s*$/.test(job.description) ? ' '
+      : '. '}`}<b>${words
       && html`<${Txt}>${upper(words)}<//>; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
       ${` ${kept(history.items)}`}</p>
     <${Notes} job=${job} state=${state} />

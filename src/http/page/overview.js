@@ -136,6 +136,12 @@ function Happened({ job, state, asks }) {
     return html`<span>The occurrence of ${when(ms(r.occurrence), n)} was <b class="x-missed">missed</b></span>
       <span class="t2">No instance could start it in time. Open it to see what each instance decided.</span>`;
   }
+  if (run) {
+    const of = run.occurrence === job.last?.occurrence ? '' : `of ${when(ms(run.occurrence), n)} `;
+    return html`<${Ended} job=${job} asks=${asks} /><span class="t2">Attempt ${run.attempt} ${of}runs
+      ${' '}on <${On} id=${run.instance} /><${Silent} id=${run.instance} />, <${Since} t=${ms(run.started_at)} /> so
+      far.</span>`;
+  }
   return html`<${Ended} job=${job} asks=${asks} /><${Unwell} job=${job} />`;
 }
 
@@ -379,7 +385,7 @@ function useMark(ref, ...what) {
   }, what);
 }
 
-function Row({ job, state, sel, index }) {
+function Row({ job, state, sel, index, pick }) {
   const row = useRef();
   // The buttons are a third of a row, and few rows are ever pointed at.
   const [near, come] = useState(false);
@@ -390,7 +396,7 @@ function Row({ job, state, sel, index }) {
   const shown = run?.occurrence ?? job.recent?.[0]?.occurrence;
   const typical = job.typical_ms;
   return html`<tr class=${`row ${sel ? 'sel' : ''}`} ref=${row} role="row" aria-rowindex=${index + 2}
-    data-job=${job.job} onPointerEnter=${() => come(true)} onFocusCapture=${() => come(true)}>
+    data-job=${job.job} onPointerEnter=${() => come(true)} onFocusCapture=${() => pick(job.job)}>
     <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)}
       /></span></td>
     <th class="c-n" scope="row" role="rowheader"><a href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
@@ -424,9 +430,7 @@ const Head = () => html`<thead role="rowgroup"><tr role="row">
   <th class="c-o" role="columnheader">On</th><th class="c-a" role="columnheader"><span class="sr">Actions</span></th>
 </tr></thead>`;
 
-function Table({ list, sort, sel, select, table, phone }) {
-  const [folded, setFolded] = useState(foldedAtFirst);
-  const lines = useMemo(() => linesOf(list, sort, folded), [list, sort, folded]);
+function Table({ lines, folded, toggle, sel, pick, select, table, phone }) {
   const tops = useMemo(() => {
     const all = [0];
     for (const line of lines) all.push(all[all.length - 1] + (line.names ? 38 : phone ? 64 : 32));
@@ -434,12 +438,6 @@ function Table({ list, sort, sel, select, table, phone }) {
   }, [lines, phone]);
   const body = useRef();
   const [from, to] = useSeen(tops, body);
-  const toggle = (tag) => {
-    const next = new Set(folded);
-    if (!next.delete(tag)) next.add(tag);
-    sessionStorage.setItem(FOLDED, JSON.stringify([...next]));
-    setFolded(next);
-  };
   // The selected row comes into view first, and gets the focus once it is drawn.
   const index = lines.findIndex((l) => l.name === sel);
   useLayoutEffect(() => {
@@ -465,7 +463,7 @@ function Table({ list, sort, sel, select, table, phone }) {
       line.name === sel,
       known.store.reachable, known.link.up, known.session, midnight(now()), from + i]}
       draw=${() => html`<${Row} job=${known.jobs.get(line.name)} state=${known.states.get(line.name)} index=${from + i}
-        sel=${line.name === sel} />`} />`))}
+        sel=${line.name === sel} pick=${pick} />`} />`))}
     ${gap(tops[lines.length] - tops[to])}</tbody></table>`;
 }
 
@@ -495,12 +493,22 @@ export function Overview({ query }) {
     above.show();
     again((n) => n + 1);
   };
-  const move = (step) => {
-    const at = order.list.indexOf(sel);
-    select.current = true;
-    setSel(order.list[Math.max(0, Math.min(order.list.length - 1, at < 0 ? 0 : at + step))] ?? null);
+  const [folded, setFolded] = useState(foldedAtFirst);
+  const lines = useMemo(() => linesOf(order.list, sort, folded), [order.list, sort, folded]);
+  const names = useMemo(() => lines.filter((line) => line.name).map((line) => line.name), [lines]);
+  const toggle = (tag) => {
+    const next = new Set(folded);
+    if (!next.delete(tag)) next.add(tag);
+    sessionStorage.setItem(FOLDED, JSON.stringify([...next]));
+    setFolded(next);
   };
-  const job = sel && known.jobs.get(sel);
+  const move = (step) => {
+    const at = names.indexOf(sel);
+    select.current = true;
+    setSel(names[Math.max(0, Math.min(names.length - 1, at < 0 ? 0 : at + step))] ?? null);
+  };
+  // Keys do nothing to a job that has no line.
+  const job = sel && names.includes(sel) && known.jobs.get(sel);
   const onSel = (f2) => () => (job ? f2() : false);
   useKeys('Overview', {
     j: ['next job', () => move(1)], k: ['job before', () => move(-1)],
@@ -540,8 +548,8 @@ export function Overview({ query }) {
     <span class="t3 sl">Order</span><span class="order"><${Seg} label="Order" list=${ORDERS} value=${sort}
       onPick=${(k) => setQuery({ sort: k === 'tag' ? '' : k })} /></span>
   </div>
-  ${order.list.length ? html`<${Table} list=${order.list} sort=${sort} sel=${sel} select=${select} table=${table}
-    phone=${phone} />`
+  ${order.list.length ? html`<${Table} lines=${lines} folded=${folded} toggle=${toggle} sel=${sel} pick=${setSel}
+    select=${select} table=${table} phone=${phone} />`
     : html`<p class="none">No job matches${q && html` “<${Txt}>${q}<//>”`}${f && ` (${f})`}. <button type="button"
       class="btn s"
       onClick=${() => setQuery({ q: '', f: '' })}>Show all ${number(all)}</button></p>`}`}`;

@@ -351,6 +351,12 @@ async function load() {
   // The page may not understand all that another version says.
   known.otherVersion ||= known.session != null && known.session.version !== session.version;
   known.session = session;
+  if (session.role == null) {
+    // Not if the instance cannot tell who may do what: then the page asks again, with the token that it has.
+    await lists.catch((error) => {
+      if (error.status !== 401) throw error;
+    });
+  }
   known.needsToken = session.role == null;
   changed('session');
   if (known.needsToken) return false;
@@ -493,6 +499,10 @@ export async function enter(text) {
   useToken(/^[!-~]+$/.test(text.trim()) && text.trim());
   const session = await ask('session');
   if (session.role == null) {
+    // Says why, if that is not the token's fault; it is kept.
+    await ask('instances').catch((error) => {
+      if (error.status !== 401) throw error;
+    });
     useToken(null);
     return 'No token of this instance is like that one. Its line may have been removed, or it was cut when copied.';
   }
