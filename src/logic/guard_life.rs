@@ -76,7 +76,7 @@ pub fn reason(cause: Option<Cause>) -> Option<String> {
             "the lease could not be renewed in time, so the command was ended: another instance may run the job"
         }
         Cause::Deadline => {
-            "the guard had heard of no renewal when the lease ran out, so it ended the command"
+            "the lease ran out, and the guard had heard of no renewal, so the guard ended the command"
         }
         _ => return None,
     };

@@ -817,12 +817,17 @@ async function middleWidths() {
 async function keysOfShown() {
   await go('#/overview');
   await page.waitForSelector('tr[data-job=quick]', { timeout: GENEROUS });
-  await page.focus('tr[data-job=quick] th a');
+  const focus = async () => {
+    await page.focus('tr[data-job=quick] th a');
+    await page.waitForSelector('tr.sel[data-job=quick]', { timeout: GENEROUS });
+    await settled();
+  };
+  await focus();
   await page.keyboard.press('t');
   await until('a question', () => document.querySelector('dialog[open]')?.textContent.includes('quick'));
   await page.keyboard.press('Escape');
   await until('no question', () => !document.querySelector('dialog[open]'));
-  await page.focus('tr[data-job=quick] th a');
+  await focus();
   await page.keyboard.press('/');
   await page.keyboard.type('talks');
   await until('the filter', () => !document.querySelector('tr[data-job=quick]'));
