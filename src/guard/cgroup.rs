@@ -197,8 +197,8 @@ fn mounts() -> Option<String> {
     fs::read_to_string("/proc/self/mountinfo").ok()
 }
 
-/// Somebody has frozen a cgroup that holds this process (v2, or the freezer of v1), so the kernel lets it do nothing, or
-/// soon will. In /proc it looks as if it slept.
+/// Somebody has frozen a cgroup that holds this process (v2, or the freezer of v1), so the kernel lets it do nothing,
+/// or soon will. In /proc it looks as if it slept.
 pub(crate) fn frozen(pid: i32) -> bool {
     let says = |file: PathBuf, word: &str| {
         fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == word))
