@@ -56,10 +56,12 @@ use rustix::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
+#[cfg(feature = "notify")]
+pub(crate) use self::sweep::PATIENCE;
 pub(crate) use self::{
     cgroup::{Cgroup, frozen, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
-    sweep::{PATIENCE, sweep},
+    sweep::sweep,
     tree::{Proc, below, descend, kill_pass, soon_below},
     zygote::padding as zygote_padding,
 };

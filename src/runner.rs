@@ -33,13 +33,12 @@ use tokio::{
 
 #[cfg(test)]
 pub(crate) use self::simulated::{Behaviour, Guards};
-use self::{children::OwnChild, orphans::Orphans, supervisor::Supervisor, zygote::Keeper};
+use self::{children::OwnChild, supervisor::Supervisor, zygote::Keeper};
 pub use self::{
     children::{childless, reap_strangers},
     output::{LOG_TARGET, LONGEST_LOG_LINE, Piece, Tail},
 };
 use crate::{
-    blocking,
     clock::Boottime,
     config::Output,
     guard::{self, Control, HandOver, Moment, Proc, Spec},
@@ -93,8 +92,8 @@ pub(crate) async fn plain(
     };
     let ended = tokio::time::timeout(limit, ending).await;
     // All at once, while the command may still be the parent of what has neither its session nor its environment.
-    let orphans = Orphans::of_command(format!("{COMMAND_ID}={mark}"), pid);
-    blocking::run(move || orphans.kill(guard::PATIENCE)).await;
+    let orphans = orphans::Orphans::of_command(format!("{COMMAND_ID}={mark}"), pid);
+    crate::blocking::run(move || orphans.kill(guard::PATIENCE)).await;
     // What it wrote right before its end. A process that left the group may keep the pipe open.
     let _ = tokio::time::timeout(DRAIN, end_of(&mut stderr, &mut said)).await;
     match ended {

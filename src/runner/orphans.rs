@@ -3,10 +3,7 @@
 use std::{cell::RefCell, collections::HashSet, path::PathBuf};
 
 use super::children::reap;
-use crate::{
-    blocking,
-    guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass, soon_below},
-};
+use crate::guard::{self, Cgroup, Proc, RUN_ID, below, descend, kill_pass, soon_below};
 
 /// The tree of a guard that was killed.
 ///
@@ -58,7 +55,7 @@ impl Orphans {
     /// Kills all processes of the tree, for so long at most, and reaps none. Blocks for milliseconds.
     #[cfg(feature = "notify")]
     pub(super) fn kill(&self, patience: std::time::Duration) {
-        blocking::within(patience, || {
+        crate::blocking::within(patience, || {
             if self.members().iter().any(Proc::alive) {
                 kill_pass(|| self.members());
                 None
