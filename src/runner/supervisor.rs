@@ -236,8 +236,15 @@ impl Supervisor {
     async fn guard_is_gone(&mut self, reported: &mut Reported) {
         // Make sure that it is dead, so that its children become children of this process.
         self.child.kill();
-        let status = tokio::time::timeout(DYING, self.child.wait()).await;
-        let guard = (status.is_err()).then(|| self.child.id()).flatten();
+        let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
+        // However long that takes on a busy host, but for a guard that cannot die.
+        let status = loop {
+            match tokio::time::timeout(DYING, self.child.wait()).await {
+                Err(_) if !pid.is_some_and(frozen) => {}
+                status => break status,
+            }
+        };
+        let guard = pid.filter(|_| status.is_err());
         let how = match status {
             Ok(Ok(status)) => status.to_string(),
             Ok(Err(error)) => error.to_string(),
@@ -260,7 +267,7 @@ impl Supervisor {
             orphans.group = Some(rustix::process::getpgrp().as_raw_nonzero().get());
         }
         orphans.sole = self.sole;
-        orphans.guard = guard.and_then(|pid| i32::try_from(pid).ok());
+        orphans.guard = guard;
         let mut kills = Kills::begin(Boottime::now(), self.kill_budget);
         // Without limit, like the guard: a run is not over, and must not be settled, before its tree is gone.
         loop {
