@@ -629,11 +629,13 @@ async function narrowJob() {
   const [last] = await answered('a run', 'jobs/quick/runs?limit=1', (a) => a.runs?.length && a.runs);
   await go(`#/job/quick?o=${Date.parse(last.occurrence)}`);
   await until('the occurrence', () => document.querySelector('.side .why'));
-  for (const width of [390, 700, 800, 900, 1000, 1100, 1200, 1300, 1440]) {
+  for (const width of [340, 390, 700, 800, 900, 1000, 1100, 1200, 1300, 1440]) {
     await page.setViewport({ width, height: 900 });
     await settled();
     const broken = await page.evaluate(brokenWords);
     if (broken.length) troubles.push(`words of a job are broken at a width of ${width}: ${broken}`);
+    const wide = await page.evaluate(() => document.scrollingElement.scrollWidth);
+    if (wide > width) troubles.push(`a job is ${wide} pixels wide in a window of ${width}`);
   }
   saw(`the days and dates of a job on a phone: ${names}`);
 }
@@ -813,6 +815,124 @@ async function middleWidths() {
   saw('in narrow windows names have room');
 }
 
+/** With a finger, the buttons of a row are there before it is pressed, or not at all. */
+async function touched() {
+  const shows = async (width) => {
+    await page.setViewport({ width, height: 900, hasTouch: true });
+    await go('#/overview');
+    await page.reload();
+    await appears('tr.row[data-job=quick]');
+    return page.evaluate(() => [...document.querySelectorAll('tr.row[data-job=quick] .acts')].some((e) => e.offsetParent
+      && getComputedStyle(e).opacity === '1'));
+  };
+  if (!await shows(1200)) throw new Error('a finger finds no buttons');
+  if (await shows(820)) throw new Error('a finger finds buttons over the names');
+  await page.setViewport({ width: 1440, height: 900 });
+  await page.reload();
+  await appears('tr.row[data-job=quick]');
+  saw('a finger presses only what is seen');
+}
+
+/** A row that another job takes over keeps nothing of the one before. */
+async function rowsTaken() {
+  const motion = (value) => page.emulateMediaFeatures([{ name: 'prefers-reduced-motion', value }]);
+  await motion('no-preference');
+  const only = async (job) => {
+    await page.evaluate((q) => { location.hash = `#/overview?q=${q}`; }, job);
+    await until(`${job} alone`, (name) => document.querySelectorAll('tr.row').length === 1
+      && document.querySelector('tr.row').dataset.job === name, job);
+  };
+  await only('quick');
+  await page.hover('tr[data-job=quick]');
+  await until('the buttons of a row', () => document.querySelector('tr[data-job=quick] .acts'));
+  await page.evaluate(() => { window.kept = document.querySelector('tr.row'); });
+  await only('talks');
+  await settled();
+  const now = await page.evaluate(() => {
+    const row = document.querySelector('tr.row');
+    return { same: row === window.kept, flash: row.classList.contains('flash'), acts: !!row.querySelector('.acts'),
+      said: row.querySelector('th').textContent };
+  });
+  if (!now.same || now.flash || now.acts || !now.said.startsWith('talks')) {
+    throw new Error(`of another job: ${JSON.stringify(now)}`);
+  }
+  // The one with the focus goes with its job.
+  await only('quick');
+  await page.focus('tr[data-job=quick] th a');
+  await only('talks');
+  if (await page.evaluate(() => !!document.activeElement.closest('tr'))) {
+    throw new Error('the focus went to another job');
+  }
+  await motion('reduce');
+  await go('#/overview');
+  saw('a row that is used again keeps nothing');
+}
+
+/** Whoever has the pointer in the table learns that what stands above it has changed. */
+async function heldFacts() {
+  if (!own) return;
+  await go('#/overview');
+  await appears('tr[data-job=talks]');
+  const changed = () => page.evaluate(() => Number([...document.querySelectorAll('button')].map((button) => button
+    .textContent.match(/^(\d+) changed, show$/)?.[1]).find(Boolean) ?? 0));
+  const moved = () => page.evaluate(() => document.body.innerText.includes('while somebody looks'));
+  const paused = (is) => until(`talks ${is ? '' : 'not '}paused`, (want) => document.querySelector('tr[data-job=talks]')
+    .textContent.includes('paused') === want, is);
+  let [before, after] = [0, 0];
+  // Another job may come to need attention, or not, just then.
+  for (let i = 0; i < 3 && after !== before + 1; i++) {
+    own.soloist('resume', 'talks');
+    await paused(false);
+    await page.mouse.move(5, 5);
+    await settled();
+    await page.hover('tr[data-job=quick]');
+    before = await changed();
+    own.soloist('pause', 'talks', '--reason', 'while somebody looks');
+    await paused(true);
+    after = await changed();
+    if (await moved()) throw new Error('what stands above the table has changed below the pointer');
+  }
+  if (after !== before + 1) throw new Error(`${before} changed, then ${after}`);
+  await click(`${after} changed`);
+  await until('the pause', () => document.body.innerText.includes('while somebody looks'));
+  own.soloist('resume', 'talks');
+  await page.mouse.move(5, 5);
+  await paused(false);
+  saw('what is held is counted');
+}
+
+/** All rows are printed, and what is selected is seen in colours that the system chose. */
+async function printed() {
+  await go('#/overview');
+  await page.setViewport({ width: 1440, height: 120 });
+  await appears('table.board');
+  const all = Number(await page.evaluate(() => document.querySelector('table.board').ariaRowCount
+    || document.querySelector('table.board').getAttribute('aria-rowcount'))) - 1;
+  const rows = () => page.evaluate(() => document.querySelectorAll('.board tr.row, .board tr.grp').length);
+  await page.evaluate(() => dispatchEvent(new Event('resize')));
+  await settled();
+  const some = await rows();
+  await page.evaluate(() => dispatchEvent(new Event('beforeprint')));
+  await settled();
+  const [wants, has] = [all, await rows()];
+  await page.evaluate(() => dispatchEvent(new Event('afterprint')));
+  await page.setViewport({ width: 1440, height: 900 });
+  await appears('tr[data-job=quick]');
+  if (has !== wants || some >= has) throw new Error(`${some} of ${wants} rows are drawn, and ${has} printed`);
+  await page.focus('tr[data-job=quick] th a');
+  await page.waitForSelector('tr.sel', { timeout: GENEROUS });
+  const devtools = await page.createCDPSession();
+  const force = (value) => devtools.send('Emulation.setEmulatedMedia', { features: [{ name: 'forced-colors', value }, {
+    name: 'prefers-reduced-motion', value: 'reduce' }] });
+  await force('active');
+  const style = await page.evaluate(() => getComputedStyle(document.querySelector('tr.sel')).outlineStyle);
+  await force('');
+  await devtools.detach();
+  await page.evaluate(() => document.activeElement.blur());
+  if (style !== 'solid') throw new Error(`the selected row has the outline ${style}`);
+  saw('all rows are printed, and forced colours show what is selected');
+}
+
 /** Keys act on the job that has the focus, and on none that is not shown. */
 async function keysOfShown() {
   await go('#/overview');
@@ -960,12 +1080,12 @@ try {
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
     countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput,
-    hostileWords, middleWidths, keysOfShown, readers, streamsTaken, allRuns, brokenTokens, twoVersions, unseen,
-    historyRefused, storeAway, takeover, lostInstance,
-    silentInstance];
-  for (const step of steps) await step();
-  const findings = await looks();
-  saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);
+    hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, streamsTaken, allRuns,
+    brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance, silentInstance];
+  const only = process.env.STEPS?.split(',');
+  for (const step of steps) if (!only || only.includes(step.name)) await step();
+  const findings = only ? 0 : await looks();
+  if (!only) saw(`each screen, light, dark and on a phone: ${findings} findings of axe-core`);
   for (const name of own ? NAMES : []) {
     if (/panicked/.test(own.log(name))) troubles.push(`${name} panicked:\n${own.log(name)}`);
   }

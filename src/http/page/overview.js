@@ -1,5 +1,5 @@
 // The overview: must I do something? Then a line for each job.
-import { Component, html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, midnight, ms, number, short, signalName, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
@@ -11,12 +11,9 @@ import { useKeys } from './keys.js';
 
 // ---- the verdict
 
-/** The sentence that says whether somebody must do something. */
-export function verdict() {
-  const { fleet, jobs, store, link: line, states } = known;
-  if (!fleet && line.hint) return 'The instance refuses this page';
-  if (!fleet) return line.error ? 'The instance does not answer' : 'Asking …';
-  if (!line.up && !line.first && !line.hint) return 'This page has lost its instance';
+/** Why nothing starts in the whole fleet, if that is so. */
+export function halted() {
+  const { fleet, store } = known;
   if (!store.reachable) return 'Nothing starts until the store answers';
   if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
   const epoch = known.instances?.epoch || fleet.epoch;
@@ -25,7 +22,17 @@ export function verdict() {
       : 'Nothing starts yet: the store is new or lost its data';
   }
   const live = known.instances?.instances.filter((i) => !i.silent).length;
-  if (live === 0) return 'Nothing starts: no instance is heard from';
+  return live === 0 ? 'Nothing starts: no instance is heard from' : null;
+}
+
+/** The sentence that says whether somebody must do something. */
+export function verdict() {
+  const { fleet, jobs, link: line, states } = known;
+  if (!fleet && line.hint) return 'The instance refuses this page';
+  if (!fleet) return line.error ? 'The instance does not answer' : 'Asking …';
+  if (!line.up && !line.first && !line.hint) return 'This page has lost its instance';
+  const why = halted();
+  if (why) return why;
   if (!jobs.size) return 'There are no jobs yet';
   if (known.asOf == null) return 'The instance has not heard from the store yet';
   let n = 0;
@@ -34,9 +41,11 @@ export function verdict() {
     : 'Nothing needs attention';
 }
 
-function Facts() {
-  const counts = { all: 0, succeeded: 0, bad: 0, missed: 0, passed: 0 };
-  for (const job of known.jobs.values()) {
+const counted = new WeakMap();
+/** How many runs of `job` ended how; counted once, as a thousand jobs have many runs. */
+function countsOf(job) {
+  if (!counted.has(job)) {
+    const counts = { all: 0, succeeded: 0, bad: 0, missed: 0, passed: 0 };
     for (const r of job.recent || []) {
       counts.all += 1;
       if (r.outcome === 'succeeded') counts.succeeded += 1;
@@ -44,6 +53,16 @@ function Facts() {
       else if (r.outcome === 'missed') counts.missed += 1;
       else counts.passed += 1;
     }
+    counted.set(job, counts);
+  }
+  return counted.get(job);
+}
+
+function Facts() {
+  const counts = { all: 0, succeeded: 0, bad: 0, missed: 0, passed: 0 };
+  for (const job of known.jobs.values()) {
+    const of = countsOf(job);
+    for (const key of Object.keys(counts)) counts[key] += of[key];
   }
   const i = known.instances;
   const heard = i?.instances.filter((x) => !x.silent).length;
@@ -205,64 +224,59 @@ export function Attention({ names }) {
 
 /** What stands above the table is held while somebody is in the table: it would move the rows. */
 function useAbove(busy) {
-  const names = attention();
-  const held = useRef(names);
-  const fresh = !busy || held.fresh;
-  if (fresh) held.current = names;
+  const want = { names: attention(), facts: facts() };
+  const held = useRef(want);
+  if (!busy || held.fresh) held.current = want;
   held.fresh = false;
   const old = held.current;
-  const waiting = names.filter((n) => !old.includes(n)).length + old.filter((n) => !names.includes(n)).length;
-  return { names: old, waiting, fresh, show: () => { held.fresh = true; } };
-}
-
-/** Draws `draw` anew only while it is not held. */
-class Still extends Component {
-  shouldComponentUpdate(next) {
-    return !next.held;
-  }
-
-  render() {
-    return this.props.draw();
-  }
+  const differ = (a, b) => a.filter((x) => !b.includes(x)).length + b.filter((x) => !a.includes(x)).length;
+  const keys = (list) => list.map(({ key }) => key);
+  const waiting = differ(want.names, old.names) + differ(keys(want.facts), keys(old.facts));
+  return { ...old, waiting, show: () => { held.fresh = true; } };
 }
 
 // ---- facts that explain
 
-function Also() {
+/** Each has a key that stays the same for as long as the fact is the same. */
+function facts() {
   const n = now();
-  const facts = [];
+  const list = [];
   const { fleet, instances } = known;
-  const say = (icon, text) => facts.push(html`<li><${Icon} k=${icon} />${text}</li>`);
+  const say = (icon, key, text) => list.push({ icon, key, text });
   const paused = [...known.jobs.values()].filter((j) => known.states.get(j.job)?.key === 'paused');
   for (const j of paused.slice(0, 3)) {
-    say('paused', html`<a href=${jobLink(j.job)}><${Txt}>${j.job}<//></a> is paused
+    say('paused', `paused ${j.job}`, html`<a href=${jobLink(j.job)}><${Txt}>${j.job}<//></a> is paused
       ${j.paused.until ? ` until ${when(ms(j.paused.until), n)}` : ' until it is resumed'}
       ${j.paused.reason && html`: “<${Txt}>${j.paused.reason}<//>”`}`);
   }
-  if (paused.length > 3) say('paused', `${many(paused.length - 3, 'more job is', 'more jobs are')} paused`);
+  if (paused.length > 3) say('paused', 'more paused', `${many(paused.length - 3, 'more job is', 'more jobs are')} paused`);
   for (const i of instances?.instances || []) {
     const who = html`<a href="#/instances"><${Txt}>${short(i.instance)}<//></a>`;
-    if (i.silent) say('lease_lost', html`${who} is not heard from
+    if (i.silent) say('lease_lost', `silent ${i.instance}`, html`${who} is not heard from
       since ${when(Math.floor(ms(i.last_seen) / 1000) * 1000, n)}`);
-    else if (i.config_differs) say('drift', html`${who} runs another configuration than the others`);
-    if (i.draining && !i.silent) say('drain', html`${who} is draining`);
-    if (i.clock_warning && !i.silent) say('clock', html`the clock of ${who} is off
+    else if (i.config_differs) say('drift', `differs ${i.instance}`, html`${who} runs another configuration than the others`);
+    if (i.draining && !i.silent) say('drain', `drains ${i.instance}`, html`${who} is draining`);
+    if (i.clock_warning && !i.silent) say('clock', `clock ${i.instance}`, html`the clock of ${who} is off
       by ${took(Math.abs(i.clock_offset_ms))}`);
   }
   const quarantined = [...known.jobs.values()].filter((j) => j.quarantined).length;
-  if (quarantined) say('planned', `${many(quarantined, 'job waits',
+  if (quarantined) say('planned', 'quarantined', `${many(quarantined, 'job waits',
     'jobs wait')} until the store’s loss of data is settled`);
   const other = [...known.jobs.values()].filter((j) => j.other_definition).length;
   const lacked = [...known.jobs.values()].filter((j) => j.elsewhere).length;
-  if (lacked) say('drift', `the file of this instance lacks ${many(lacked, 'job that other instances have',
+  if (lacked) say('drift', 'lacked', `the file of this instance lacks ${many(lacked, 'job that other instances have',
     'jobs that other instances have')}`);
-  if (other) say('drift', `${many(other, 'job has',
+  if (other) say('drift', 'other definitions', `${many(other, 'job has',
     'jobs have')} another definition in the fleet than on this instance`);
-  if (fleet?.clock_doubt_ms != null) say('clock',
+  if (fleet?.clock_doubt_ms != null) say('clock', 'store clock',
     `the store’s clock is ${took(Math.abs(fleet.clock_doubt_ms))} wrong, as instances measure it`);
-  for (const p of fleet?.problems || []) say('slow', html`<${Txt}>${p}<//>`);
-  return facts.length ? html`<ul class="also" aria-label="Also">${facts}</ul>` : null;
+  for (const p of fleet?.problems || []) say('slow', p, html`<${Txt}>${p}<//>`);
+  return list;
 }
+
+const Also = ({ list }) => (list.length ? html`<ul class="also" aria-label="Also">${list.map(({ icon, key, text }) => html`<li
+  key=${key}><${Icon} k=${icon} />${text}</li>`)}</ul>` : null);
+
 
 // ---- the table
 
@@ -372,31 +386,55 @@ function NextCells({ job, state }) {
       ${` after ${number(job.skip)} skipped`}</span>`}</td>`;
 }
 
-/** Marks a row for two seconds when what it says has changed. */
-function useMark(ref, ...what) {
+/** Marks a row for two seconds when what it says of `name` has changed. */
+function useMark(ref, name, ...what) {
   const was = useRef(null);
   useEffect(() => {
     const now = what.join();
     const calm = matchMedia('(prefers-reduced-motion:reduce)').matches;
-    if (was.current != null && was.current !== now && !calm) ref.current?.classList.add('flash');
-    was.current = now;
+    const marked = was.current?.name === name && was.current.now !== now && !calm;
+    ref.current?.classList.toggle('flash', marked);
+    was.current = { name, now };
     const timer = setTimeout(() => ref.current?.classList.remove('flash'), 2000);
     return () => clearTimeout(timer);
-  }, what);
+  }, [name, ...what]);
 }
+
+/**
+ * The row that each job of `drawn` is drawn in, by its number. Of a new list a job that comes takes the row of one that
+ * goes: to make a row costs more than to change what it says. The row with the focus is left alone. While somebody
+ * scrolls it is the other way round, as rows would have to be moved.
+ */
+function useRows(lines, drawn, table) {
+  const rows = useRef({ of: new Map(), made: 0 }).current;
+  const names = new Set(drawn.map((line) => line.name));
+  const focused = table.current?.contains(document.activeElement)
+    && document.activeElement.closest('tr.row')?.dataset.job;
+  const free = [];
+  for (const [name, row] of rows.of) {
+    if (names.has(name)) continue;
+    rows.of.delete(name);
+    if (lines !== rows.lines && name !== focused) free.push(row);
+  }
+  rows.lines = lines;
+  for (const { name } of drawn) if (name && !rows.of.has(name)) rows.of.set(name, free.shift() ?? rows.made++);
+  return rows.of;
+}
+
+const touch = matchMedia('(pointer:coarse)');
 
 function Row({ job, state, sel, index, pick }) {
   const row = useRef();
-  // The buttons are a third of a row, and few rows are ever pointed at.
-  const [near, come] = useState(false);
-  useMark(row, state.key, job.last?.run_id);
+  // The buttons are a third of a row, and few rows are ever pointed at. A finger points at nothing before it presses.
+  const [near, come] = useState(null);
+  useMark(row, job.job, state.key, job.last?.run_id);
   const [run] = job.running;
   const late = lateOf(job);
   const on = (run || job.last)?.instance;
   const shown = run?.occurrence ?? job.recent?.[0]?.occurrence;
   const typical = job.typical_ms;
-  return html`<tr class=${`row ${sel ? 'sel' : ''}`} ref=${row} role="row" aria-rowindex=${index + 2}
-    data-job=${job.job} onPointerEnter=${() => come(true)} onFocusCapture=${() => pick(job.job)}>
+  return html`<tr class=${`row ${sel ? 'sel' : ''} ${job.quarantined ? 'held' : ''}`} ref=${row} role="row" aria-rowindex=${index + 2}
+    data-job=${job.job} onPointerMove=${() => come(job.job)} onFocusCapture=${() => pick(job.job)}>
     <td class="c-s" role="cell"><span data-tip=${word(state.key)}><${Icon} k=${state.icon} label=${word(state.key)}
       /></span></td>
     <th class="c-n" scope="row" role="rowheader"><a href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
@@ -410,7 +448,7 @@ function Row({ job, state, sel, index, pick }) {
     <td class="num c-ty t3" role="cell">${took(typical)}</td>
     <td class=${`num c-l ${late > 1000 ? 'x-missed' : 't2'}`} role="cell">${late < 0 ? '–' : took(late)}</td>
     <td class="t2 c-o" role="cell"><${On} id=${on} />${job.running.length > 0 && html`<${Silent} id=${on} />`}</td>
-    <td class="c-a" role="cell">${(near || sel) && html`<div class="acts">
+    <td class="c-a" role="cell">${(near === job.job || sel || touch.matches) && html`<div class="acts">
       <${Btn} c="q" icon="play" label=${`Trigger ${clean(job.job)}`} tip="Trigger … (t)" acts onClick=${() =>
         act('trigger', job.job)} />
       ${job.paused ? html`<${Btn} c="q" icon="running" label=${`Resume ${clean(job.job)}`} tip="Resume … (r)" acts
@@ -438,6 +476,8 @@ function Table({ lines, folded, toggle, sel, pick, select, table, phone }) {
   }, [lines, phone]);
   const body = useRef();
   const [from, to] = useSeen(tops, body);
+  const drawn = lines.slice(from, to);
+  const rows = useRows(lines, drawn, table);
   // The selected row comes into view first, and gets the focus once it is drawn.
   const index = lines.findIndex((l) => l.name === sel);
   useLayoutEffect(() => {
@@ -452,14 +492,14 @@ function Table({ lines, folded, toggle, sel, pick, select, table, phone }) {
   }, [sel, index]);
   const gap = (height) => height > 0 && html`<tr class="gap" role="presentation"><td colspan="10" style=${{
     height: `${height}px` }}></td></tr>`;
-  return html`<table class=${`rows board ${known.store.reachable ? '' : 'held'}`} ref=${table} role="table"
+  return html`<table class=${`rows board ${halted() ? 'held' : ''}`} ref=${table} role="table"
     aria-rowcount=${lines.length + 1}>
     <caption class="sr">Jobs</caption><${Head} />
     <tbody ref=${body} role="rowgroup">${gap(tops[from])}
-    ${lines.slice(from, to).map((line, i) => (line.names
+    ${drawn.map((line, i) => (line.names
     ? html`<${Group} key=${`#${line.tag}`} ...${line} folded=${folded.has(line.tag)} phone=${phone} toggle=${() =>
       toggle(line.tag)} />`
-    : html`<${Memo} key=${line.name} same=${[known.jobs.get(line.name), known.states.get(line.name)?.key,
+    : html`<${Memo} key=${rows.get(line.name)} same=${[known.jobs.get(line.name), known.states.get(line.name)?.key,
       line.name === sel,
       known.store.reachable, known.link.up, known.session, midnight(now()), from + i]}
       draw=${() => html`<${Row} job=${known.jobs.get(line.name)} state=${known.states.get(line.name)} index=${from + i}
@@ -533,7 +573,7 @@ export function Overview({ query }) {
   const count = (group) => jobs.filter((job) => isOf(job, group)).length;
   const all = known.jobs.size;
   if (!known.fleet) return html`<${Verdict} />`;
-  return html`<${Verdict} /><${Attention} names=${above.names} /><${Still} held=${busy && !above.fresh} draw=${Also} />
+  return html`<${Verdict} /><${Attention} names=${above.names} /><${Also} list=${above.facts} />
   ${all === 0 ? html`<div class="sec"><p class="t2">These lines in <code>jobs.toml</code> make one:</p><pre
     class="def">${SAMPLE}</pre></div>` : html`
   <div class="bar">

@@ -209,9 +209,14 @@ export function useSeen(tops, ref) {
   }, [tops]);
   useEffect(() => {
     const f = () => latest.current();
+    const all = () => set([0, Infinity]);
     addEventListener('scroll', f, { passive: true });
     addEventListener('resize', f);
+    addEventListener('beforeprint', all);
+    addEventListener('afterprint', f);
     return () => {
+      removeEventListener('beforeprint', all);
+      removeEventListener('afterprint', f);
       removeEventListener('scroll', f);
       removeEventListener('resize', f);
     };

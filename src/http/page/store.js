@@ -298,8 +298,19 @@ function storeIs({ reachable, error, since }) {
   changed('link');
 }
 
+/** Less than that an event can come after one that happened later, ms. */
+const BEHIND_MS = 2000;
+
+/** Puts `event` into `list`, which has the newest first. */
+function place(list, event) {
+  const after = (e) => ms(e.at) > ms(event.at) && ms(e.at) - ms(event.at) < BEHIND_MS;
+  let i = 0;
+  while (i < list.length && after(list[i])) i += 1;
+  list.splice(i, 0, event);
+}
+
 function feed(event) {
-  known.feed.unshift(event);
+  place(known.feed, event);
   if (known.feed.length > FEED_KEPT) known.feed.length = FEED_KEPT;
   changed('feed');
 }
@@ -381,7 +392,8 @@ async function history() {
   try {
     const { events: list } = await ask('events?feed=true');
     const seen = new Set(known.feed.map((e) => e.cursor));
-    const old = list.filter((e) => e.kind !== 'job' && e.kind !== 'instances' && !seen.has(e.cursor)).reverse();
+    const old = [];
+    for (const e of list) if (e.kind !== 'job' && e.kind !== 'instances' && !seen.has(e.cursor)) place(old, e);
     known.feed = [...known.feed, ...old].slice(0, FEED_KEPT);
     changed('feed');
   } catch {

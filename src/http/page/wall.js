@@ -5,7 +5,7 @@ import { hms, left, ms, number, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Live, Memo, Strip, Txt } from './parts.js';
 import { word } from './judge.js';
-import { Attention, Verdict, attention } from './overview.js';
+import { Attention, Verdict, attention, halted } from './overview.js';
 import { go, jobLink } from './router.js';
 import { useKeys } from './keys.js';
 
@@ -42,7 +42,7 @@ export function Wall() {
   return html`<div class="wc" aria-hidden="true"><${Live} f=${hms} /><small>${zoneName}</small></div><a class="t3 leave"
     href="#/overview">leave</a>
     <${Verdict} /><${Attention} names=${attention()} />
-    <ul class="wg" aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job,
+    <ul class=${`wg ${halted() ? 'held' : ''}`} aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job,
       known.states.get(job.job).key]} draw=${() => html`<${Tile} job=${job} state=${known.states.get(job.job)} />`}
         />`)}</ul>
     ${pages > 1 && html`<p class="t3">${number(page * MOST + 1)} to ${number(Math.min(all.length, page * MOST
