@@ -299,7 +299,7 @@ impl Holder {
         failpoint::here("after_grant");
         let (job, run) = (g.job.clone(), g.run.clone());
         let start_by = (run.attempt == 1).then_some(g.start_by);
-        let mut hold = Hold::new(*job.lease, g.sent, start_by, OUTPUT_AT_ONCE);
+        let mut hold = Hold::new(*job.lease, &g.incarnation, g.sent, start_by, OUTPUT_AT_ONCE);
         let granted = Boottime::now();
         if let Some(reason) = g.too_late {
             warn!(job = %job.name, occurrence = %run.occurrence, reason, "the grant arrived too late to start the run");
@@ -674,8 +674,7 @@ impl Holder {
         let follows = match reply {
             Ok(reply) => {
                 crate::contender::note_clock(&self.clock, &reply);
-                let other_data = reply.incarnation != g.incarnation;
-                hold.renewed(Some(reply.value), other_data, reply.sent, now)
+                hold.renewed(Some((reply.value, &reply.incarnation)), reply.sent, now)
             }
             Err(e) => {
                 match running {
@@ -685,7 +684,7 @@ impl Holder {
                     None => debug!(job = %g.job.name, run = %g.run.id, error = %e,
                         "cannot renew the lease of a run that has not started yet; retrying"),
                 }
-                hold.renewed(None, false, now, now)
+                hold.renewed(None, now, now)
             }
         };
         match (follows, running) {
@@ -704,6 +703,7 @@ impl Holder {
             run: g.run.clone(),
             seq,
             late: Boottime::now() >= hold.trusted_until(),
+            incarnation: hold.heard_of().to_owned(),
         }
     }
 

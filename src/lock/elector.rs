@@ -382,7 +382,7 @@ impl Elector {
             return Ok(match answer {
                 Answer::Granted(grant) => {
                     self.decided(at);
-                    Election::Won(Term::new(self, grant, run, reply.sent, reply.now_us / 1000))
+                    Election::Won(Term::new(self, grant, run, &reply))
                 }
                 Answer::Running(open) => Election::Lost {
                     ask_again: self.watch(&open, reply.received),
@@ -559,6 +559,8 @@ struct Inner {
     store: Arc<dyn Store>,
     thread: Arc<ClientThread>,
     renew: Renew,
+    /// The incarnation of the store that answered last.
+    heard_of: Mutex<String>,
     grant: Grant,
     lease: config::Lease,
     held: watch::Sender<Option<HeldLease>>,
@@ -577,9 +579,15 @@ impl std::fmt::Debug for Term {
 }
 
 impl Term {
-    fn new(elector: &Elector, grant: Grant, run: RunId, sent: Boottime, granted_at: i64) -> Self {
+    fn new(
+        elector: &Elector,
+        grant: Grant,
+        run: RunId,
+        granted: &store::Reply<Vec<Answer>>,
+    ) -> Self {
         let renew = Renew {
             late: false,
+            incarnation: granted.incarnation.to_string(),
             job: elector.job.clone(),
             run: Run {
                 id: run,
@@ -591,7 +599,7 @@ impl Term {
                 host: elector.host.clone(),
                 lease: elector.lease.length.as_millis() as i64,
                 definition: LIBRARY.to_owned(),
-                granted_at,
+                granted_at: granted.now_us / 1000,
             },
             seq: 0,
         };
@@ -599,10 +607,11 @@ impl Term {
             inner: Arc::new(Inner {
                 store: elector.store.clone(),
                 thread: elector.thread.clone(),
+                heard_of: Mutex::new(renew.incarnation.clone()),
                 renew,
                 grant,
                 lease: elector.lease,
-                held: watch::Sender::new(Some(HeldLease::new(elector.lease, sent))),
+                held: watch::Sender::new(Some(HeldLease::new(elector.lease, granted.sent))),
                 stop: tokio_util::sync::CancellationToken::new(),
                 renewing: false.into(),
             }),
@@ -753,32 +762,37 @@ impl Inner {
     }
 
     async fn renew(&self) -> Result<bool, store::Error> {
-        let mut seq = None;
-        self.held.send_if_modified(|h| {
-            seq = h.as_mut().map(HeldLease::next_seq);
-            false
-        });
-        let Some(seq) = seq.filter(|_| self.is_held()) else {
-            return Ok(false);
-        };
-        let renew = Renew {
-            seq,
-            ..self.renew.clone()
-        };
-        let reply = self.store.renew(&renew).await?;
-        Ok(match reply.value {
-            Renewal::Renewed(_) => {
-                self.held.send_modify(|h| {
+        // Once more if the store has other data than when it was heard of last, and does not know the run.
+        for _ in 0..2 {
+            let mut seq = None;
+            self.held.send_if_modified(|h| {
+                seq = h.as_mut().map(HeldLease::next_seq);
+                false
+            });
+            let Some(seq) = seq.filter(|_| self.is_held()) else {
+                return Ok(false);
+            };
+            let renew = Renew {
+                seq,
+                incarnation: self.heard_of.lock().clone(),
+                ..self.renew.clone()
+            };
+            let reply = self.store.renew(&renew).await?;
+            *self.heard_of.lock() = reply.incarnation.to_string();
+            match reply.value {
+                Renewal::OtherData => continue,
+                Renewal::Renewed(_) => self.held.send_modify(|h| {
                     if let Some(h) = h {
                         h.renewed(reply.sent, reply.received);
                     }
-                });
-                self.is_held()
+                }),
+                Renewal::Lost => drop(self.held.send_replace(None)),
             }
-            Renewal::Lost => {
-                self.held.send_replace(None);
-                false
-            }
+            return Ok(self.is_held());
+        }
+        Err(store::Error::Unreachable {
+            address: self.store.address().to_owned(),
+            reason: "its data changes again and again".to_owned(),
         })
     }
 

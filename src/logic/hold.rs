@@ -93,6 +93,9 @@ pub struct Hold {
     grace: Duration,
     phase: Phase,
     renewal: RenewalRequest,
+    /// The incarnation of the store that granted the run, and the one that answered last.
+    granted_by: String,
+    heard_of: String,
     /// The run must not start later than this, Unix ms of the store's clock.
     start_by: Option<i64>,
     /// The store's request to end the run, not yet passed on to the command.
@@ -103,14 +106,22 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// A lease that was granted to a request which left at `sent`. `start_by`: for a first attempt only. `largest`: the
-    /// size of the largest piece of output, in bytes.
-    pub fn new(lease: Lease, sent: Boottime, start_by: Option<i64>, largest: usize) -> Self {
+    /// A lease that this `incarnation` of the store granted to a request which left at `sent`. `start_by`: for a first
+    /// attempt only. `largest`: the size of the largest piece of output, in bytes.
+    pub fn new(
+        lease: Lease,
+        incarnation: &str,
+        sent: Boottime,
+        start_by: Option<i64>,
+        largest: usize,
+    ) -> Self {
         Self {
             lease: HeldLease::new(lease, sent),
             grace: lease.kill_budget / 2,
             phase: Phase::Waiting,
             renewal: RenewalRequest::None,
+            granted_by: incarnation.to_owned(),
+            heard_of: incarnation.to_owned(),
             start_by,
             stop: None,
             show_at: Boottime(0),
@@ -121,6 +132,11 @@ impl Hold {
 
     pub fn trusted_until(&self) -> Boottime {
         self.lease.trusted_until()
+    }
+
+    /// The incarnation of the store that answered last.
+    pub fn heard_of(&self) -> &str {
+        &self.heard_of
     }
 
     /// False: no renewal is under way, or its answer does not matter any more.
@@ -215,21 +231,30 @@ impl Hold {
         Do::Stop(Stop::LeaseLost, Some(self.grace))
     }
 
-    /// The store's answer to a renewal that left at `sent`, and came at `now`; None: there was none. `other_data`: the
-    /// store has another incarnation than when it granted the run.
+    /// The answer of the store, and its incarnation, to a renewal that left at `sent`, and came at `now`; None: there
+    /// was none.
     pub fn renewed(
         &mut self,
-        answer: Option<Renewal>,
-        other_data: bool,
+        answer: Option<(Renewal, &str)>,
         sent: Boottime,
         now: Boottime,
     ) -> Renewed {
         let once_more = self.renewal == RenewalRequest::UnderWayAndOnceMore;
         self.renewal = RenewalRequest::None;
-        let renewed = match (answer, self.phase) {
+        if let Some((_, incarnation)) = answer
+            && self.heard_of != incarnation
+        {
+            self.heard_of = incarnation.to_owned();
+        }
+        let other_data = self.heard_of != self.granted_by;
+        let renewed = match (answer.map(|(renewal, _)| renewal), self.phase) {
             (_, Phase::Lost | Phase::Refused(_)) => return Renewed::Nothing,
             (None, _) => {
                 // Whatever went wrong: while trust lasts, trying again is right.
+                self.lease.failed(now);
+                Renewed::Nothing
+            }
+            (Some(Renewal::OtherData), _) => {
                 self.lease.failed(now);
                 Renewed::Nothing
             }
@@ -360,6 +385,8 @@ mod tests {
     use super::*;
 
     const T0: u64 = 1000;
+    /// The incarnation that granted the run.
+    const DATA: &str = "data";
 
     fn ms(n: u64) -> Boottime {
         Boottime((T0 + n) * 1_000_000)
@@ -368,7 +395,7 @@ mod tests {
         Lease::new(Duration::from_secs(2), 0.01).expect("valid")
     }
     fn hold() -> Hold {
-        Hold::new(lease(), ms(0), Some(60_000), 64 << 10)
+        Hold::new(lease(), DATA, ms(0), Some(60_000), 64 << 10)
     }
     fn view(now: u64, turn: bool) -> View {
         View {
@@ -377,6 +404,9 @@ mod tests {
             turn,
             killed: false,
         }
+    }
+    fn same(renewal: Renewal) -> Option<(Renewal, &'static str)> {
+        Some((renewal, DATA))
     }
     fn started() -> Hold {
         let mut hold = hold();
@@ -400,12 +430,36 @@ mod tests {
         for (sent, starts) in [(900, true), (1900, false)] {
             let mut hold = hold();
             assert_eq!(hold.next(view(sent, false)), Do::Renew(1));
-            hold.renewed(Some(Renewal::Renewed(None)), true, ms(sent), ms(sent + 10));
+            let confirmed = Some((Renewal::Renewed(None), "other"));
+            hold.renewed(confirmed, ms(sent), ms(sent + 10));
             let next = hold.next(view(sent + 11, true));
             match starts {
                 true => assert_eq!(next, Do::Start),
                 false => assert_eq!(abandoned(next), Some((Outcome::Unknown, false))),
             }
+        }
+    }
+
+    /// A store that lost the lease has it back from a renewal that names its data, which comes soon.
+    #[test]
+    fn a_holder_that_hears_of_other_data_names_it_and_asks_again() {
+        for mut hold in [hold(), started()] {
+            assert_eq!(hold.heard_of(), DATA);
+            let asked = hold.next(view(900, false));
+            assert_eq!(asked, Do::Renew(1));
+            let trusted_until = hold.trusted_until();
+            let follows = hold.renewed(Some((Renewal::OtherData, "other")), ms(900), ms(901));
+            assert_eq!(follows, Renewed::Nothing);
+            assert_eq!(
+                (hold.heard_of(), hold.trusted_until()),
+                ("other", trusted_until)
+            );
+            while !matches!(hold.next(view(901, false)), Do::Wait(_)) {
+                hold.shown(Some(0), ms(901));
+            }
+            assert_eq!(hold.next(view(1100, false)), Do::Renew(2));
+            hold.renewed(Some((Renewal::Renewed(None), "other")), ms(1100), ms(1101));
+            assert!(hold.trusted_until() > trusted_until);
         }
     }
 
@@ -417,11 +471,8 @@ mod tests {
         // The answer may ask to end the run: nothing is started before the answer comes.
         assert!(matches!(hold.next(view(901, true)), Do::Wait(_)));
         // Trust is over, and the store confirms the lease once more.
-        let answer = Some(Renewal::Renewed(None));
-        assert_eq!(
-            hold.renewed(answer, false, ms(1900), ms(1950)),
-            Renewed::Nothing
-        );
+        let answer = same(Renewal::Renewed(None));
+        assert_eq!(hold.renewed(answer, ms(1900), ms(1950)), Renewed::Nothing);
         assert_eq!(hold.next(view(1951, true)), Do::Start);
     }
 
@@ -458,7 +509,7 @@ mod tests {
         ] {
             let mut hold = hold();
             assert_eq!(hold.next(view(900, false)), Do::Renew(1));
-            hold.renewed(Some(answer), false, ms(900), ms(901));
+            hold.renewed(same(answer), ms(900), ms(901));
             assert_eq!(abandoned(hold.next(view(902, true))), Some(expected));
         }
     }
@@ -466,10 +517,10 @@ mod tests {
     #[test]
     fn a_run_is_told_to_end_once_and_keeps_its_lease_until_it_has() {
         let mut hold = started();
-        let cancelled = Some(Renewal::Renewed(Some(claim::StopRequest::Cancelled)));
+        let cancelled = same(Renewal::Renewed(Some(claim::StopRequest::Cancelled)));
         assert_eq!(hold.next(view(450, false)), Do::Renew(1));
         assert!(matches!(
-            hold.renewed(cancelled, false, ms(450), ms(460)),
+            hold.renewed(cancelled, ms(450), ms(460)),
             Renewed::Extended(_)
         ));
         assert_eq!(hold.next(view(461, false)), Do::Stop(Stop::Cancelled, None));
@@ -480,7 +531,7 @@ mod tests {
         assert!(!matches!(hold.next(killed(462)), Do::Stop(..)));
         assert_eq!(hold.next(killed(900)), Do::Renew(2));
         assert_eq!(hold.next(killed(901)), Do::Show(64 << 10));
-        hold.renewed(cancelled, false, ms(901), ms(902));
+        hold.renewed(cancelled, ms(901), ms(902));
         assert!(!matches!(hold.next(killed(903)), Do::Stop(..)));
     }
 
@@ -521,13 +572,10 @@ mod tests {
                 let end = Do::Stop(Stop::LeaseLost, Some(lease().kill_budget / 2));
                 assert_eq!(hold.next(view(1990, false)), end);
                 // Its answer comes too late to be of use.
-                let answer = Some(Renewal::Renewed(None));
-                assert_eq!(
-                    hold.renewed(answer, false, ms(1980), ms(1991)),
-                    Renewed::Nothing
-                );
+                let answer = same(Renewal::Renewed(None));
+                assert_eq!(hold.renewed(answer, ms(1980), ms(1991)), Renewed::Nothing);
             } else {
-                let lost = hold.renewed(Some(Renewal::Lost), false, ms(450), ms(451));
+                let lost = hold.renewed(same(Renewal::Lost), ms(450), ms(451));
                 assert!(matches!(lost, Renewed::Lost(Stop::LeaseLost, Some(_))));
             }
             assert!(!hold.awaits_renewal());
@@ -545,9 +593,9 @@ mod tests {
         assert_eq!(hold.next(view(10, false)), Do::Renew(1));
         hold.nudged();
         assert!(matches!(hold.next(view(11, false)), Do::Wait(_)));
-        hold.renewed(Some(Renewal::Renewed(None)), false, ms(10), ms(12));
+        hold.renewed(same(Renewal::Renewed(None)), ms(10), ms(12));
         assert_eq!(hold.next(view(13, false)), Do::Renew(2));
-        hold.renewed(Some(Renewal::Renewed(None)), false, ms(13), ms(14));
+        hold.renewed(same(Renewal::Renewed(None)), ms(13), ms(14));
         assert!(matches!(hold.next(view(15, false)), Do::Wait(_)));
     }
 
@@ -580,7 +628,7 @@ mod tests {
             let size = match hold.next(view(now, false)) {
                 Do::Show(size) => size,
                 Do::Renew(_) => {
-                    hold.renewed(Some(Renewal::Renewed(None)), false, ms(now), ms(now));
+                    hold.renewed(same(Renewal::Renewed(None)), ms(now), ms(now));
                     match hold.next(view(now, false)) {
                         Do::Show(size) => size,
                         other => panic!("{other:?}"),
@@ -616,11 +664,12 @@ mod tests {
                 if let Some((sent, at, kind)) = asked && at <= now {
                     asked = None;
                     let answer = match kind {
-                        0..5 => Some(Renewal::Renewed(None)),
-                        5..9 => None,
-                        _ => Some(Renewal::Lost),
+                        0..5 => same(Renewal::Renewed(None)),
+                        5..7 => None,
+                        7..9 => Some((Renewal::OtherData, "other")),
+                        _ => same(Renewal::Lost),
                     };
-                    match hold.renewed(answer, false, ms(sent), ms(now)) {
+                    match hold.renewed(answer, ms(sent), ms(now)) {
                         Renewed::Extended(until) => trusted = until,
                         Renewed::Lost(..) => told = Some(now),
                         Renewed::Nothing => {}

@@ -73,6 +73,7 @@ fn reclaim(run: u64) -> Question {
         },
         seq: 1,
         late: false,
+        incarnation: String::new(),
     }))
 }
 

@@ -549,6 +549,7 @@ impl Store for RedisStore {
             } else {
                 members(&r.run)
             }),
+            Arg::String(r.incarnation.clone()),
         ];
         let script = RENEW.script(self.shows_states());
         let keys = [self.key(&r.job, "state")];

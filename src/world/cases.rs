@@ -468,8 +468,15 @@ mod tests {
                 run: ours.clone(),
                 seq: 7,
                 late: false,
+                incarnation: String::new(),
             };
-            all.push((st.clone(), Question::Renew(renew.into())));
+            for incarnation in ["", "i", "another"] {
+                let renew = Renew {
+                    incarnation: incarnation.to_owned(),
+                    ..renew.clone()
+                };
+                all.push((st.clone(), Question::Renew(renew.into())));
+            }
             let record = RunRecord::of(&JobName::new("j0"), &ours);
             let settle = Settle {
                 run: ours.id,

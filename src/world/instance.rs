@@ -456,10 +456,7 @@ impl World {
         let held = &mut self.here(i, job).held[r];
         (held.renewal, held.wake) = (None, Boottime(0));
         let (run, started) = (held.win.run.id, held.started);
-        let follows = {
-            let other_data = *held.win.incarnation != *incarnation;
-            held.hold.renewed(Some(answer), other_data, sent, now)
-        };
+        let follows = held.hold.renewed(Some((answer, incarnation)), sent, now);
         match follows {
             Renewed::Extended(until) if started => {
                 if let Some(command) = self.command(run) {

@@ -1110,6 +1110,7 @@ impl Held<'_> {
             seq += 1;
             let renew = Renew {
                 late: false,
+                incarnation: String::new(),
                 job: self.claim.job.clone(),
                 run: self.run(1, 0),
                 seq,
@@ -1121,7 +1122,7 @@ impl Held<'_> {
                 .value
             {
                 Renewal::Renewed(stop) => stop,
-                Renewal::Lost => panic!("the lease is lost"),
+                answer => panic!("{answer:?}"),
             }
         })
     }

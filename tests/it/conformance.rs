@@ -264,6 +264,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
 fn renewal(c: &Claim, g: Grant, seq: u32) -> Renew {
     Renew {
         late: false,
+        incarnation: String::new(),
         job: c.job.clone(),
         run: c.run(g, g.occurrence.0),
         seq,

@@ -21,6 +21,10 @@ pub struct Renew {
     /// The holder did not trust its lease any more when it asked: a store that lost the lease must not have it back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
+    /// The incarnation of the store that the holder heard of last: one that lost the lease has it back only from a
+    /// renewal that names its own. Empty: from any.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub incarnation: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +35,9 @@ pub enum Renewal {
     Renewed(Option<StopRequest>),
     /// Another has it, or it was ended: stop at once.
     Lost,
+    /// The store has other data than the renewal names, and does not know the run: a holder that still trusts its lease
+    /// asks again, and names this data.
+    OtherData,
 }
 
 /// Prolongs the lease of exactly this run, or reclaims it when the store's state is from another incarnation.
@@ -59,19 +66,20 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
             return Renewal::Lost;
         }
     }
-    if r.late {
+    // A later attempt that is already there was granted after ours ended.
+    let later = |e: &Open| e.run.occurrence == r.run.occurrence && e.run.attempt > r.run.attempt;
+    let open = state.iter().flat_map(|st| &st.open);
+    if r.late || open.into_iter().any(later) {
         return Renewal::Lost;
     }
-    // A holder that still trusts its lease may put it back into a store that lost it. A later attempt that is already
-    // there was granted after ours ended.
+    // It may have been on its way since before the loss. Meanwhile this run may have ended, and a later attempt may have
+    // come and gone with the data.
+    let other = !r.incarnation.is_empty() && r.incarnation != incarnation;
+    if rule!(ReclaimNamesItsData, other) {
+        return Renewal::OtherData;
+    }
+    // A holder that still trusts its lease may put it back into a store that lost it.
     let st = state.get_or_insert_default();
-    if st
-        .open
-        .iter()
-        .any(|e| e.run.occurrence == r.run.occurrence && e.run.attempt > r.run.attempt)
-    {
-        return Renewal::Lost;
-    }
     st.open.retain(|e| e.run.occurrence != r.run.occurrence);
     if rule!(ReclaimDecides, r.run.occurrence.0 > st.newest) {
         st.newest = r.run.occurrence.0;

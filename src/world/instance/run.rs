@@ -19,7 +19,7 @@ impl World {
     pub(super) fn won(&mut self, i: usize, job: &JobName, win: Win, sent: Boottime) {
         let start_by = (win.run.attempt == 1).then_some(win.start_by);
         let mut held = Held {
-            hold: Hold::new(*win.job.lease, sent, start_by, 1),
+            hold: Hold::new(*win.job.lease, &win.incarnation, sent, start_by, 1),
             win: Arc::new(win),
             renewal: None,
             wake: Boottime(0),
@@ -91,7 +91,7 @@ impl World {
         {
             held.renewal = None;
             held.wake = Boottime(0);
-            let follows = held.hold.renewed(None, false, now, now);
+            let follows = held.hold.renewed(None, now, now);
             debug_assert_eq!(follows, Renewed::Nothing);
             return true;
         }
@@ -121,6 +121,7 @@ impl World {
                     run: held.win.run.clone(),
                     seq,
                     late: now >= held.hold.trusted_until(),
+                    incarnation: held.hold.heard_of().to_owned(),
                 };
                 let id = self.request(i, Question::Renew(Box::new(ask)));
                 self.here(i, job).held[r].renewal = Some((id, now, now + TIMEOUT));
