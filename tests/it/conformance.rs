@@ -119,7 +119,7 @@ conformance! {
     a_store_in_doubt_decides_nothing
     a_register_only_grows
     a_renewal_is_for_the_holder_alone
-    a_holder_that_does_not_trust_its_lease_does_not_get_it_back
+    a_lease_is_put_back_for_a_holder_that_trusts_it_and_names_the_data
     a_settlement_counts_once
     the_true_record_replaces_unknown
     the_fleet_knows_its_instances
@@ -2170,7 +2170,7 @@ async fn a_renewal_is_for_the_holder_alone(bed: Bed) {
     );
 }
 
-async fn a_holder_that_does_not_trust_its_lease_does_not_get_it_back(bed: Bed) {
+async fn a_lease_is_put_back_for_a_holder_that_trusts_it_and_names_the_data(bed: Bed) {
     // A store that knows nothing of the job: its data is gone.
     let s = bed.store();
     let (now, _) = now(&*s).await;
@@ -2181,6 +2181,18 @@ async fn a_holder_that_does_not_trust_its_lease_does_not_get_it_back(bed: Bed) {
         trigger: Trigger::Schedule,
     };
     let in_time = renewal(&c, g, 1);
+    // It may have left before the data was lost, and come when the run has ended, and a later attempt, too.
+    let before = Renew {
+        incarnation: "of before".to_owned(),
+        ..in_time.clone()
+    };
+    let asked = s.renew(&before).await.unwrap();
+    assert_eq!(asked.value, Renewal::OtherData);
+    assert_eq!(s.observe(&[j()]).await.unwrap().value, [None]);
+    let in_time = Renew {
+        incarnation: asked.incarnation.to_string(),
+        ..in_time
+    };
     let late = Renew {
         late: true,
         ..in_time.clone()
@@ -2191,6 +2203,10 @@ async fn a_holder_that_does_not_trust_its_lease_does_not_get_it_back(bed: Bed) {
     assert_eq!(renewed, Renewal::Renewed(None));
     // What the store has goes on: only putting a lease back is refused.
     assert_eq!(s.renew(&late).await.unwrap().value, Renewal::Renewed(None));
+    assert_eq!(
+        s.renew(&before).await.unwrap().value,
+        Renewal::Renewed(None)
+    );
     assert_eq!(state(&*s).await.open.len(), 1);
 }
 

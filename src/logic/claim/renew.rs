@@ -72,8 +72,8 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
     if r.late || open.into_iter().any(later) {
         return Renewal::Lost;
     }
-    // It may have been on its way since before the loss. Meanwhile this run may have ended, and a later attempt may have
-    // come and gone with the data.
+    // It may have been on its way since before the loss; meanwhile this run may have ended, and a later attempt may
+    // have come and gone with the data.
     let other = !r.incarnation.is_empty() && r.incarnation != incarnation;
     if rule!(ReclaimNamesItsData, other) {
         return Renewal::OtherData;
