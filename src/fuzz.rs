@@ -659,7 +659,7 @@ fn steps(fields: &Fields, was: &State, now: i64) {
     }
     let ours = |o: Option<&Open>| Renew {
         late: false,
-        incarnation: String::new(),
+        reclaim: String::new(),
         run: Run {
             occurrence: Occurrence(at),
             attempt: 1,

@@ -703,7 +703,7 @@ impl Holder {
             run: g.run.clone(),
             seq,
             late: Boottime::now() >= hold.trusted_until(),
-            incarnation: hold.heard_of().to_owned(),
+            reclaim: hold.reclaim(),
         }
     }
 

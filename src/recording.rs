@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// The version of the lines: others are refused.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 
 /// What a process writes down.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

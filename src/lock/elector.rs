@@ -559,8 +559,8 @@ struct Inner {
     store: Arc<dyn Store>,
     thread: Arc<ClientThread>,
     renew: Renew,
-    /// The incarnation of the store that answered last.
-    heard_of: Mutex<String>,
+    /// [`Renew::reclaim`] of the next renewal.
+    reclaim: Mutex<String>,
     grant: Grant,
     lease: config::Lease,
     held: watch::Sender<Option<HeldLease>>,
@@ -587,7 +587,7 @@ impl Term {
     ) -> Self {
         let renew = Renew {
             late: false,
-            incarnation: granted.incarnation.to_string(),
+            reclaim: String::new(),
             job: elector.job.clone(),
             run: Run {
                 id: run,
@@ -607,7 +607,7 @@ impl Term {
             inner: Arc::new(Inner {
                 store: elector.store.clone(),
                 thread: elector.thread.clone(),
-                heard_of: Mutex::new(renew.incarnation.clone()),
+                reclaim: Mutex::default(),
                 renew,
                 grant,
                 lease: elector.lease,
@@ -762,7 +762,7 @@ impl Inner {
     }
 
     async fn renew(&self) -> Result<bool, store::Error> {
-        // Once more if the store has other data than when it was heard of last, and does not know the run.
+        // Once more if the store has lost the lease.
         for _ in 0..2 {
             let mut seq = None;
             self.held.send_if_modified(|h| {
@@ -774,13 +774,15 @@ impl Inner {
             };
             let renew = Renew {
                 seq,
-                incarnation: self.heard_of.lock().clone(),
+                reclaim: std::mem::take(&mut *self.reclaim.lock()),
                 ..self.renew.clone()
             };
             let reply = self.store.renew(&renew).await?;
-            *self.heard_of.lock() = reply.incarnation.to_string();
             match reply.value {
-                Renewal::OtherData => continue,
+                Renewal::Unknown => {
+                    *self.reclaim.lock() = reply.incarnation.to_string();
+                    continue;
+                }
                 Renewal::Renewed(_) => self.held.send_modify(|h| {
                     if let Some(h) = h {
                         h.renewed(reply.sent, reply.received);

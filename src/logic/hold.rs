@@ -93,9 +93,10 @@ pub struct Hold {
     grace: Duration,
     phase: Phase,
     renewal: RenewalRequest,
-    /// The incarnation of the store that granted the run, and the one that answered last.
+    /// The incarnation of the store that granted the run.
     granted_by: String,
-    heard_of: String,
+    /// The incarnation of the store that answered last that it does not know the run, since then.
+    reclaim: Option<String>,
     /// The run must not start later than this, Unix ms of the store's clock.
     start_by: Option<i64>,
     /// The store's request to end the run, not yet passed on to the command.
@@ -121,7 +122,7 @@ impl Hold {
             phase: Phase::Waiting,
             renewal: RenewalRequest::None,
             granted_by: incarnation.to_owned(),
-            heard_of: incarnation.to_owned(),
+            reclaim: None,
             start_by,
             stop: None,
             show_at: Boottime(0),
@@ -134,9 +135,9 @@ impl Hold {
         self.lease.trusted_until()
     }
 
-    /// The incarnation of the store that answered last.
-    pub fn heard_of(&self) -> &str {
-        &self.heard_of
+    /// [`Renew::reclaim`](claim::Renew::reclaim) of the next renewal.
+    pub fn reclaim(&self) -> String {
+        self.reclaim.clone().unwrap_or_default()
     }
 
     /// False: no renewal is under way, or its answer does not matter any more.
@@ -241,12 +242,10 @@ impl Hold {
     ) -> Renewed {
         let once_more = self.renewal == RenewalRequest::UnderWayAndOnceMore;
         self.renewal = RenewalRequest::None;
-        if let Some((_, incarnation)) = answer
-            && self.heard_of != incarnation
-        {
-            self.heard_of = incarnation.to_owned();
+        if let Some((renewal, incarnation)) = answer {
+            self.reclaim = (renewal == Renewal::Unknown).then(|| incarnation.to_owned());
         }
-        let other_data = self.heard_of != self.granted_by;
+        let other_data = answer.is_some_and(|(_, incarnation)| incarnation != self.granted_by);
         let renewed = match (answer.map(|(renewal, _)| renewal), self.phase) {
             (_, Phase::Lost | Phase::Refused(_)) => return Renewed::Nothing,
             (None, _) => {
@@ -254,7 +253,7 @@ impl Hold {
                 self.lease.failed(now);
                 Renewed::Nothing
             }
-            (Some(Renewal::OtherData), _) => {
+            (Some(Renewal::Unknown), _) => {
                 self.lease.failed(now);
                 Renewed::Nothing
             }
@@ -442,16 +441,16 @@ mod tests {
 
     /// A store that lost the lease has it back from a renewal that names its data, which comes soon.
     #[test]
-    fn a_holder_that_hears_of_other_data_names_it_and_asks_again() {
+    fn a_holder_whose_run_the_store_does_not_know_asks_again_and_reclaims_it() {
         for mut hold in [hold(), started()] {
-            assert_eq!(hold.heard_of(), DATA);
+            assert_eq!(hold.reclaim(), "");
             let asked = hold.next(view(900, false));
             assert_eq!(asked, Do::Renew(1));
             let trusted_until = hold.trusted_until();
-            let follows = hold.renewed(Some((Renewal::OtherData, "other")), ms(900), ms(901));
+            let follows = hold.renewed(Some((Renewal::Unknown, "other")), ms(900), ms(901));
             assert_eq!(follows, Renewed::Nothing);
             assert_eq!(
-                (hold.heard_of(), hold.trusted_until()),
+                (&*hold.reclaim(), hold.trusted_until()),
                 ("other", trusted_until)
             );
             while !matches!(hold.next(view(901, false)), Do::Wait(_)) {
@@ -460,6 +459,7 @@ mod tests {
             assert_eq!(hold.next(view(1100, false)), Do::Renew(2));
             hold.renewed(Some((Renewal::Renewed(None), "other")), ms(1100), ms(1101));
             assert!(hold.trusted_until() > trusted_until);
+            assert_eq!(hold.reclaim(), "");
         }
     }
 
@@ -666,7 +666,7 @@ mod tests {
                     let answer = match kind {
                         0..5 => same(Renewal::Renewed(None)),
                         5..7 => None,
-                        7..9 => Some((Renewal::OtherData, "other")),
+                        7..9 => Some((Renewal::Unknown, "other")),
                         _ => same(Renewal::Lost),
                     };
                     match hold.renewed(answer, ms(sent), ms(now)) {

@@ -73,7 +73,7 @@ fn reclaim(run: u64) -> Question {
         },
         seq: 1,
         late: false,
-        incarnation: String::new(),
+        reclaim: String::new(),
     }))
 }
 

@@ -549,7 +549,7 @@ impl Store for RedisStore {
             } else {
                 members(&r.run)
             }),
-            Arg::String(r.incarnation.clone()),
+            Arg::String(r.reclaim.clone()),
         ];
         let script = RENEW.script(self.shows_states());
         let keys = [self.key(&r.job, "state")];

@@ -301,7 +301,7 @@ impl Figures {
         let word = match answer {
             Some(Renewal::Renewed(_)) => "renewed",
             Some(Renewal::Lost) => "lost",
-            Some(Renewal::OtherData) => "other_data",
+            Some(Renewal::Unknown) => "unknown",
             None => "failed",
         };
         self.renewals.add(word, 1);

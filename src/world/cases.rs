@@ -468,11 +468,11 @@ mod tests {
                 run: ours.clone(),
                 seq: 7,
                 late: false,
-                incarnation: String::new(),
+                reclaim: String::new(),
             };
-            for incarnation in ["", "i", "another"] {
+            for reclaim in ["", "i", "another"] {
                 let renew = Renew {
-                    incarnation: incarnation.to_owned(),
+                    reclaim: reclaim.to_owned(),
                     ..renew.clone()
                 };
                 all.push((st.clone(), Question::Renew(renew.into())));

@@ -1110,7 +1110,7 @@ impl Held<'_> {
             seq += 1;
             let renew = Renew {
                 late: false,
-                incarnation: String::new(),
+                reclaim: String::new(),
                 job: self.claim.job.clone(),
                 run: self.run(1, 0),
                 seq,

@@ -119,7 +119,7 @@ conformance! {
     a_store_in_doubt_decides_nothing
     a_register_only_grows
     a_renewal_is_for_the_holder_alone
-    a_lease_is_put_back_for_a_holder_that_trusts_it_and_names_the_data
+    a_lease_is_put_back_for_a_holder_that_trusts_it_and_knows_of_the_loss
     a_settlement_counts_once
     the_true_record_replaces_unknown
     the_fleet_knows_its_instances
@@ -264,7 +264,7 @@ fn registration(name: &str, adopt: Option<&str>) -> Register {
 fn renewal(c: &Claim, g: Grant, seq: u32) -> Renew {
     Renew {
         late: false,
-        incarnation: String::new(),
+        reclaim: String::new(),
         job: c.job.clone(),
         run: c.run(g, g.occurrence.0),
         seq,
@@ -2170,7 +2170,7 @@ async fn a_renewal_is_for_the_holder_alone(bed: Bed) {
     );
 }
 
-async fn a_lease_is_put_back_for_a_holder_that_trusts_it_and_names_the_data(bed: Bed) {
+async fn a_lease_is_put_back_for_a_holder_that_trusts_it_and_knows_of_the_loss(bed: Bed) {
     // A store that knows nothing of the job: its data is gone.
     let s = bed.store();
     let (now, _) = now(&*s).await;
@@ -2182,15 +2182,17 @@ async fn a_lease_is_put_back_for_a_holder_that_trusts_it_and_names_the_data(bed:
     };
     let in_time = renewal(&c, g, 1);
     // It may have left before the data was lost, and come when the run has ended, and a later attempt, too.
-    let before = Renew {
-        incarnation: "of before".to_owned(),
-        ..in_time.clone()
-    };
-    let asked = s.renew(&before).await.unwrap();
-    assert_eq!(asked.value, Renewal::OtherData);
-    assert_eq!(s.observe(&[j()]).await.unwrap().value, [None]);
+    let before = in_time.clone();
+    for reclaim in ["", "of other data"] {
+        let ask = Renew {
+            reclaim: reclaim.to_owned(),
+            ..before.clone()
+        };
+        assert_eq!(s.renew(&ask).await.unwrap().value, Renewal::Unknown);
+        assert_eq!(s.observe(&[j()]).await.unwrap().value, [None]);
+    }
     let in_time = Renew {
-        incarnation: asked.incarnation.to_string(),
+        reclaim: s.renew(&before).await.unwrap().incarnation.to_string(),
         ..in_time
     };
     let late = Renew {

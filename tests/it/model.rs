@@ -451,7 +451,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
     };
     let renew = Renew {
         late: false,
-        incarnation: String::new(),
+        reclaim: String::new(),
         job: c.job.clone(),
         run: c.run(grant, run.occurrence.0 + 1),
         seq,

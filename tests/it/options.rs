@@ -127,7 +127,7 @@ fn renewal(c: &Claim, seq: u32) -> Renew {
     };
     Renew {
         late: false,
-        incarnation: String::new(),
+        reclaim: String::new(),
         job: c.job.clone(),
         run: c.run(grant, occurrence.0),
         seq,

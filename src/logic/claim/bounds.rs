@@ -715,7 +715,7 @@ fn an_awaited_attempt_behind_a_dead_run_is_granted_as_itself() {
 fn renewal(run: RunId, at: i64, attempt: u32) -> Renew {
     Renew {
         late: false,
-        incarnation: String::new(),
+        reclaim: "incarnation".to_owned(),
         run: Run {
             occurrence: Occurrence(at),
             attempt,
@@ -782,12 +782,12 @@ fn a_lease_that_was_taken_over_or_is_not_trusted_is_not_put_back() {
 /// What was on its way since before a loss does not put back what ended meanwhile, with a later attempt, in data that is
 /// gone. The holder of a run that goes on asks again.
 #[test]
-fn a_lease_is_put_back_by_a_renewal_alone_that_names_the_data() {
+fn a_lease_is_put_back_by_a_renewal_alone_that_follows_the_loss() {
     let run = asks(T).run;
     for (named, answer) in [
-        ("before", Renewal::OtherData),
+        ("", Renewal::Unknown),
+        ("before", Renewal::Unknown),
         ("incarnation", Renewal::Renewed(None)),
-        ("", Renewal::Renewed(None)),
     ] {
         for lost in [
             None,
@@ -798,11 +798,11 @@ fn a_lease_is_put_back_by_a_renewal_alone_that_names_the_data() {
         ] {
             let mut state = lost.clone();
             let ask = Renew {
-                incarnation: named.to_owned(),
+                reclaim: named.to_owned(),
                 ..renewal(run, T, 1)
             };
             assert_eq!(renew(&mut state, &ask, T * 1000, "incarnation"), answer);
-            assert_eq!(state == lost, answer == Renewal::OtherData, "{named}");
+            assert_eq!(state == lost, answer == Renewal::Unknown, "{named}");
         }
         // What the data knows is renewed, as after a failover that lost nothing.
         let mut state = Some(State {
@@ -812,7 +812,7 @@ fn a_lease_is_put_back_by_a_renewal_alone_that_names_the_data() {
             ..State::default()
         });
         let ask = Renew {
-            incarnation: named.to_owned(),
+            reclaim: named.to_owned(),
             ..renewal(state.as_ref().expect("a state").open[0].run.id, T, 1)
         };
         let said = renew(&mut state, &ask, T * 1000, "incarnation");
@@ -1519,7 +1519,7 @@ fn what_counts_to_its_end_stays_there() {
     assert_eq!(granted(&mut st, &c, T).attempt, u32::MAX);
     let r = Renew {
         late: false,
-        incarnation: String::new(),
+        reclaim: "incarnation".to_owned(),
         run: Run {
             occurrence: Occurrence(T),
             attempt: 1,

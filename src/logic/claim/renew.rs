@@ -21,10 +21,10 @@ pub struct Renew {
     /// The holder did not trust its lease any more when it asked: a store that lost the lease must not have it back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
-    /// The incarnation of the store that the holder heard of last: one that lost the lease has it back only from a
-    /// renewal that names its own. Empty: from any.
+    /// The incarnation of a store that answered [`Renewal::Unknown`] to the renewal before: it may have the lease back.
+    /// Empty: no store may.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub incarnation: String,
+    pub reclaim: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,9 +35,9 @@ pub enum Renewal {
     Renewed(Option<StopRequest>),
     /// Another has it, or it was ended: stop at once.
     Lost,
-    /// The store has other data than the renewal names, and does not know the run: a holder that still trusts its lease
-    /// asks again, and names this data.
-    OtherData,
+    /// The store has lost its data, or has other data, and does not know the run: a holder that still trusts its lease
+    /// asks again, and reclaims it.
+    Unknown,
 }
 
 /// Prolongs the lease of exactly this run, or reclaims it when the store's state is from another incarnation.
@@ -74,9 +74,8 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
     }
     // It may have been on its way since before the loss; meanwhile this run may have ended, and a later attempt may
     // have come and gone with the data.
-    let other = !r.incarnation.is_empty() && r.incarnation != incarnation;
-    if rule!(ReclaimNamesItsData, other) {
-        return Renewal::OtherData;
+    if rule!(ReclaimFollowsTheLoss, r.reclaim != incarnation) {
+        return Renewal::Unknown;
     }
     // A holder that still trusts its lease may put it back into a store that lost it.
     let st = state.get_or_insert_default();

@@ -205,8 +205,8 @@ struct Held {
     grant: Grant,
     trusted_until: i64,
     seq: u32,
-    /// The incarnation that answered last.
-    heard_of: String,
+    /// The incarnation that did not know the run.
+    reclaim: String,
 }
 
 #[derive(Default)]
@@ -377,7 +377,7 @@ impl World {
                     claim,
                     grant,
                     seq: 0,
-                    heard_of: incarnation,
+                    reclaim: String::new(),
                 });
                 let run = me.held[me.held.len() - 1].claim.run;
                 self.trust(run, now + TRUST + KILL);
@@ -417,7 +417,7 @@ impl World {
         held.seq += 1;
         let renew = Renew {
             late: false,
-            incarnation: held.heard_of.clone(),
+            reclaim: std::mem::take(&mut held.reclaim),
             run: Run {
                 occurrence: held.grant.occurrence,
                 attempt: held.grant.attempt,
@@ -437,9 +437,8 @@ impl World {
         if self.rng.u32(..4) == 0 {
             return;
         }
-        held.heard_of = incarnation;
         match answer {
-            Renewal::OtherData => {}
+            Renewal::Unknown => held.reclaim = incarnation,
             Renewal::Renewed(None) => {
                 held.trusted_until = self.now + TRUST;
                 self.trust(renew.run.id, self.now + TRUST + KILL);

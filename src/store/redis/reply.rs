@@ -129,7 +129,7 @@ pub(crate) fn renewal(rest: &[Value]) -> Result<Renewal, String> {
         ("renewed", "") => Renewal::Renewed(None),
         ("renewed", "replaced") => Renewal::Renewed(Some(StopRequest::Replaced)),
         ("renewed", _) => Renewal::Renewed(Some(StopRequest::Cancelled)),
-        ("other_data", _) => Renewal::OtherData,
+        ("unknown", _) => Renewal::Unknown,
         _ => Renewal::Lost,
     })
 }

@@ -121,7 +121,7 @@ impl World {
                     run: held.win.run.clone(),
                     seq,
                     late: now >= held.hold.trusted_until(),
-                    incarnation: held.hold.heard_of().to_owned(),
+                    reclaim: held.hold.reclaim(),
                 };
                 let id = self.request(i, Question::Renew(Box::new(ask)));
                 self.here(i, job).held[r].renewal = Some((id, now, now + TIMEOUT));
