@@ -193,6 +193,32 @@ fn what_people_asked_for_outlasts_that_a_job_is_removed_and_the_data_is_lost() {
     assert_eq!(fleet.trace().runs_of("asked").len(), 1, "{runs:?}");
 }
 
+/// Its holder hears that the run is not known, and has its lease put back.
+#[test]
+fn a_run_longer_than_its_lease_outlives_the_loss_of_all_data() {
+    let mut fleet = fleet(3).witness("long", "for=5000 beat=5", "").start();
+    for round in 0..2 {
+        let (_, run) = fleet.wait_holder("long");
+        match round {
+            0 => fleet.server().command::<()>(&["FLUSHALL"]),
+            _ => {
+                fleet.server().kill();
+                fleet.server().revive(None);
+            }
+        }
+        wait_until("the run comes to its end", GENEROUS, || {
+            let runs = fleet.trace().runs_of("long");
+            runs.iter().any(|r| r.run == run.run && r.ended)
+        });
+        wait_until("its end is recorded", GENEROUS, || {
+            let records = fleet.history("long");
+            let of = records.iter().find(|r| r["run_id"] == *run.run);
+            of.is_some_and(|r| r["outcome"] == "succeeded")
+        });
+    }
+    fleet.stop();
+}
+
 #[test]
 fn script_flush_under_load_is_not_noticed() {
     let mut fleet = loaded();
