@@ -151,18 +151,14 @@ tests() { # tests SUITE TARGET ARGUMENTS...: those of each list of arguments bes
     twice="$twice $failures"
 }
 
-# What is done beside the integration tests begins once they are `begun`, as cargo locks what it builds, or `half` of them
-# are over.
-after() { # after begun|half COMMAND...: in a session of its own
-    when=$1
-    shift
-    until exists "$work/integration.over" || is "$when"; do sleep 1; done
+# What is done beside the integration tests begins once half of them are over.
+after_half() { # after_half COMMAND...: in a session of its own
+    until exists "$work/integration.over" || half_is_over; do sleep 1; done
     exec setsid "$@"
 }
-is() {
+half_is_over() {
     cat "$work"/integration.*.said 2>/dev/null |
-        awk -v when="$1" '/^running [0-9]+ tests$/ { lists++; all += $2 } / \.\.\. ok$/ { ok++ }
-            END { exit !(when == "begun" ? lists == 2 : 2 * ok > all) }'
+        awk '/^running [0-9]+ tests$/ { all += $2 } / \.\.\. ok$/ { ok++ } END { exit !(2 * ok > all) }'
 }
 # Once more, alone, if it failed: see `tests`.
 page() {
@@ -190,9 +186,9 @@ export SOLOIST_TEST_SKIPPED="$work/skipped"
 step unit tests unit --lib ""
 step examples cargo test --locked --doc
 # It uses the program that the tests use.
-after half timeout 420 sh tests/page/run.sh >"$work/page" 2>&1 &
+after_half timeout 420 sh tests/page/run.sh >"$work/page" 2>&1 &
 page=$!
-after begun sh -c "$last" ./test.sh --checks >"$work/checks" 2>&1 &
+after_half sh -c "$last" ./test.sh --checks >"$work/checks" 2>&1 &
 reading=$!
 # Most of them wait, for leases and for seconds to pass: more run at one time than there are cores. These wait most, so
 # some of them run all the time.

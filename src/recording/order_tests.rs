@@ -56,7 +56,7 @@ fn cancel() -> Question {
 }
 
 /// A holder puts its lease back, where the store has lost it.
-fn reclaim(run: u64) -> Question {
+fn reclaim(run: u64, incarnation: &str) -> Question {
     Question::Renew(Box::new(Renew {
         job: JobName::new("job"),
         run: Run {
@@ -73,7 +73,7 @@ fn reclaim(run: u64) -> Question {
         },
         seq: 1,
         late: false,
-        reclaim: String::new(),
+        reclaim: incarnation.to_owned(),
     }))
 }
 
@@ -235,7 +235,7 @@ fn what_was_decided_before_a_loss_stands_before_it_though_it_was_answered_later(
     let late = told.ask(skip(2), (21, 22, 900), true);
     let later = told.ask(skip(3), (21, 23, 800), true);
     told.loses_its_data();
-    let back = told.ask(reclaim(1), (100, 110, 120), true);
+    let back = told.ask(reclaim(1, "a"), (100, 110, 120), true);
     let after = told.ask(skip(4), (130, 140, 150), true);
     let order = told.order(&found(50));
     let expected = [
@@ -325,7 +325,7 @@ fn other_data_is_a_loss_without_any_heartbeat() {
     let first = told.ask(skip(1), (0, 10, 20), true);
     told.loses_its_data();
     told.incarnation = "b";
-    let back = told.ask(reclaim(1), (30, 40, 50), true);
+    let back = told.ask(reclaim(1, "b"), (30, 40, 50), true);
     let order = told.order(&Losses::default());
     assert_eq!(order, [(first, None), (back, Some(Jump::Lost))]);
 }
@@ -336,10 +336,10 @@ fn a_loss_that_no_heartbeat_can_tell_of_is_not_judged() {
     let mut told = told();
     let first = told.ask(skip(1), (0, 10, 20), true);
     told.loses_its_data();
-    let back = told.ask(reclaim(1), (110, 120, 130), true);
+    let back = told.ask(reclaim(1, "a"), (110, 120, 130), true);
     told.loses_its_data();
     told.incarnation = "b";
-    let again = told.ask(reclaim(1), (210, 220, 230), true);
+    let again = told.ask(reclaim(1, "b"), (210, 220, 230), true);
     let lost = Some(Jump::Lost);
     for (losses, jump) in [
         (unseen("a", 100, 200), Jump::Unseen),
@@ -360,8 +360,8 @@ fn what_was_put_back_without_an_answer_is_known_after_a_loss_that_no_heartbeat_c
     let mut told = told();
     let first = told.ask(skip(1), (0, 10, 20), true);
     told.loses_its_data();
-    let silent = told.ask(reclaim(1), (110, 120, 130), false);
-    let next = told.ask(reclaim(1), (140, 150, 160), true);
+    let silent = told.ask(reclaim(1, "a"), (110, 120, 130), false);
+    let next = told.ask(reclaim(1, "a"), (140, 150, 160), true);
     let order = told.order(&unseen("a", 100, 200));
     let expected = [(first, None), (silent, None), (next, Some(Jump::Unseen))];
     assert_eq!(order, expected);

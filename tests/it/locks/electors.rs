@@ -114,6 +114,24 @@ async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
     assert!(matches!(again, Election::Settled), "{again:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_term_outlives_the_loss_of_all_data() {
+    let bed = Bed::redis();
+    let Bed::Redis(server) = &bed else {
+        unreachable!()
+    };
+    let elector = elector(&bed);
+    let at = due_now(&elector).await;
+    let Election::Won(term) = elect(&elector, at).await else {
+        panic!("nobody else is there");
+    };
+    for _ in 0..2 {
+        server.command::<()>(&["FLUSHALL"]);
+        assert!(term.renew().await.unwrap());
+    }
+    assert!(term.settle(Outcome::Succeeded).await.unwrap());
+}
+
 /// Nobody who is alive remembers that it ran.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_elector_that_starts_after_a_loss_of_data_does_not_run_again_what_was_planned_before() {
