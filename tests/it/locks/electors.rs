@@ -60,6 +60,15 @@ async fn of_two_requests_at_one_time_one_wins(bed: Bed) {
     }
 }
 
+/// An occurrence that is due now, and its term: nobody else is there.
+async fn won(elector: &Elector) -> (i64, soloist::lock::Term) {
+    let at = due_now(elector).await;
+    match elect(elector, at).await {
+        Election::Won(term) => (at, term),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_needs() {
     let bed = Bed::redis();
@@ -102,10 +111,7 @@ async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
         unreachable!()
     };
     let elector = elector(&bed);
-    let at = due_now(&elector).await;
-    let Election::Won(term) = elect(&elector, at).await else {
-        panic!("nobody else is there");
-    };
+    let (at, term) = won(&elector).await;
     assert!(term.settle(Outcome::Succeeded).await.unwrap());
     server.command::<()>(&["FLUSHALL"]);
     let again = elector.claim(at).await.unwrap();
@@ -121,10 +127,7 @@ async fn a_term_outlives_the_loss_of_all_data() {
         unreachable!()
     };
     let elector = elector(&bed);
-    let at = due_now(&elector).await;
-    let Election::Won(term) = elect(&elector, at).await else {
-        panic!("nobody else is there");
-    };
+    let (_, term) = won(&elector).await;
     for _ in 0..2 {
         server.command::<()>(&["FLUSHALL"]);
         assert!(term.renew().await.unwrap());
@@ -171,10 +174,7 @@ async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
     config.timeout = Duration::from_secs(20);
     let store = soloist::store::open(&config).unwrap();
     let elector = Elector::over(store, "invoices", 700 * MS).unwrap();
-    let at = due_now(&elector).await;
-    let Election::Won(term) = elect(&elector, at).await else {
-        panic!("nobody else is there");
-    };
+    let (at, term) = won(&elector).await;
     assert!(term.settle(Outcome::Succeeded).await.unwrap());
     proxy.set(Fault::DelayReplies(700 * MS));
     let at = soloist::clock::wall_us() / 1000;
