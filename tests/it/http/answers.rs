@@ -22,7 +22,7 @@ fn busy() -> Fleet {
         .job("each", "schedule = \"* * * * * *\"\ncommand = \"echo hello\"\ntags = [\"a\", \"b\"]\ndescription = \"Says it\"")
         .job("fails", "schedule = \"* * * * * *\"\ncommand = \"exit 3\"\nretry = { attempts = 1, interval = \"1h\" }")
         .job("hourly", "schedule = \"0 * * * *\"\ncommand = \"true\"\ntimezone = \"Europe/Berlin\"\ntags = [\"a\"]")
-        .job("long", "command = \"echo begun; sleep 600\"\ngrace = \"100ms\"")
+        .job("long", "command = \"echo begun; sleep 600\"\ngrace = \"100ms\"\nlease = \"1m\"")
         .start();
     let at = fleet.http(0);
     wait_until("each job is known", GENEROUS, || {
