@@ -5,11 +5,11 @@
 -- ARGV[1]  run      ARGV[2] occurrence (ms)   ARGV[3] attempt   ARGV[4] seq: counts this run's renewals
 -- ARGV[5]  entry    JSON members of the open entry: all but seq, incarnation, renewed_at; empty: the holder did not
 --                   trust its lease any more when it asked, so that it is not put back
--- ARGV[6]  reclaim  the incarnation that answered `unknown` to the renewal before, and may have the lease back; or empty
+-- ARGV[6]  reclaim  the incarnation that answered `unknown` before, and may have the lease back; or empty
 --
 -- Returns  {now_us, incarnation, 'renewed', stop}  stop: empty, cancelled or replaced
 --          {now_us, incarnation, 'lost'}           another run has the lease, or this run was ended
---          {now_us, incarnation, 'unknown'}        the data does not know the run: it is put back if the holder asks again
+--          {now_us, incarnation, 'unknown'}        the data lacks the run: it is put back if the holder asks again
 
 -- A full server refuses a script whose first write may need memory. This script must get through, because an active run
 -- must be able to renew its lease. So the first write is PERSIST, which changes nothing and is never refused.

@@ -677,10 +677,13 @@ fn steps(fields: &Fields, was: &State, now: i64) {
     };
     for incarnation in [&*was.incarnation, "another"] {
         for o in [None, first] {
-            let r = ours(o);
-            done("renew", &|st, _| {
-                let _ = claim::renew(st, &r, us, incarnation);
-            });
+            let mut r = ours(o);
+            for reclaim in ["", incarnation] {
+                r.reclaim = reclaim.to_owned();
+                done("renew", &|st, _| {
+                    let _ = claim::renew(st, &r, us, incarnation);
+                });
+            }
             let record = RunRecord {
                 run_id: Some(r.run.id),
                 fencing_token: None,

@@ -439,7 +439,7 @@ mod tests {
         }
     }
 
-    /// A store that lost the lease has it back from a renewal that names its data, which comes soon.
+    /// The next renewal, which comes soon, gives the lease back to the store that has lost it.
     #[test]
     fn a_holder_whose_run_the_store_does_not_know_asks_again_and_reclaims_it() {
         for mut hold in [hold(), started()] {

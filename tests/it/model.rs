@@ -449,9 +449,13 @@ async fn renew(store: &dyn Store, m: &mut Model) {
         attempt: run.attempt,
         trigger: run.trigger,
     };
+    let reclaim = match seq.is_multiple_of(2) {
+        true => m.incarnation.clone(),
+        false => String::new(),
+    };
     let renew = Renew {
         late: false,
-        reclaim: String::new(),
+        reclaim,
         job: c.job.clone(),
         run: c.run(grant, run.occurrence.0 + 1),
         seq,

@@ -249,12 +249,14 @@ function facts() {
       ${j.paused.until ? ` until ${when(ms(j.paused.until), n)}` : ' until it is resumed'}
       ${j.paused.reason && html`: “<${Txt}>${j.paused.reason}<//>”`}`);
   }
-  if (paused.length > 3) say('paused', 'more paused', `${many(paused.length - 3, 'more job is', 'more jobs are')} paused`);
+  if (paused.length > 3) say('paused', 'more paused',
+    `${many(paused.length - 3, 'more job is', 'more jobs are')} paused`);
   for (const i of instances?.instances || []) {
     const who = html`<a href="#/instances"><${Txt}>${short(i.instance)}<//></a>`;
     if (i.silent) say('lease_lost', `silent ${i.instance}`, html`${who} is not heard from
       since ${when(Math.floor(ms(i.last_seen) / 1000) * 1000, n)}`);
-    else if (i.config_differs) say('drift', `differs ${i.instance}`, html`${who} runs another configuration than the others`);
+    else if (i.config_differs) say('drift', `differs ${i.instance}`,
+      html`${who} runs another configuration than the others`);
     if (i.draining && !i.silent) say('drain', `drains ${i.instance}`, html`${who} is draining`);
     if (i.clock_warning && !i.silent) say('clock', `clock ${i.instance}`, html`the clock of ${who} is off
       by ${took(Math.abs(i.clock_offset_ms))}`);
@@ -274,8 +276,8 @@ function facts() {
   return list;
 }
 
-const Also = ({ list }) => (list.length ? html`<ul class="also" aria-label="Also">${list.map(({ icon, key, text }) => html`<li
-  key=${key}><${Icon} k=${icon} />${text}</li>`)}</ul>` : null);
+const Also = ({ list }) => (list.length ? html`<ul class="also" aria-label="Also">${list.map(({ icon, key, text }) =>
+  html`<li key=${key}><${Icon} k=${icon} />${text}</li>`)}</ul>` : null);
 
 
 // ---- the table
