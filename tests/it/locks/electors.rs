@@ -174,7 +174,7 @@ async fn a_grant_that_comes_too_late_is_no_term_and_can_be_asked_for_again() {
     config.timeout = Duration::from_secs(20);
     let store = soloist::store::open(&config).unwrap();
     let elector = Elector::over(store, "invoices", 700 * MS).unwrap();
-    let (at, term) = won(&elector).await;
+    let (_, term) = won(&elector).await;
     assert!(term.settle(Outcome::Succeeded).await.unwrap());
     proxy.set(Fault::DelayReplies(700 * MS));
     let at = soloist::clock::wall_us() / 1000;
