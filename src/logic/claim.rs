@@ -266,7 +266,8 @@ fn keep_back(st: &mut State, c: &Claim, m: &Missed, (outcome, why): Kept, effect
         !apart && r.job == c.job && r.occurrence == before && r.error.as_ref() == Some(&why)
     };
     if let Some(r) = effects.records.last_mut().filter(goes_on) {
-        (r.occurrence, r.count) = (m.last, r.count.saturating_add(m.count));
+        let count = r.count.saturating_add(m.count);
+        *r = not_run(c, m.last, outcome, count, &why);
         let of_it = |j: &&mut Joined| j.job == c.job && j.at == before;
         if let Some(joined) = effects.joined.iter_mut().find(of_it) {
             joined.at = m.last;

@@ -449,7 +449,7 @@ async fn renew(store: &dyn Store, m: &mut Model) {
         attempt: run.attempt,
         trigger: run.trigger,
     };
-    let reclaim = match seq.is_multiple_of(2) {
+    let reclaim = match m.one_in(2) {
         true => m.incarnation.clone(),
         false => String::new(),
     };

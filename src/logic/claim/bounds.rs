@@ -1768,6 +1768,30 @@ fn what_losses_kept_from_running_is_one_record_of_each_job() {
     }
 }
 
+/// As if each claim had been decided by itself: the newest one says how its occurrence came about.
+#[test]
+fn the_record_of_what_several_claims_gave_up_is_the_newest_ones() {
+    let mut state = Some(State {
+        newest: T - 7000,
+        lost_until: T,
+        ..known()
+    });
+    let mut effects = Effects::default();
+    for (at, trigger) in [(-6000, Trigger::Schedule), (-5000, Trigger::CatchUp)] {
+        let c = Claim {
+            trigger,
+            start_by: NEVER,
+            ..asks(T + at)
+        };
+        let answer = claim(&mut state, &c, T * 1000, "incarnation", &mut effects);
+        assert_eq!(recorded(&answer), (Outcome::Missed, AFTER_LOSS));
+    }
+    let [r] = &effects.records[..] else {
+        panic!("{:?}", effects.records)
+    };
+    assert_eq!((r.trigger, r.count), (Trigger::CatchUp, 2));
+}
+
 /// What ran early and lies before the watermark again divides nothing.
 #[test]
 fn what_ran_before_the_watermark_divides_nothing() {
