@@ -865,6 +865,14 @@ async function rowsTaken() {
   }
   await motion('reduce');
   await go('#/overview');
+  await until('more rows than one frame draws', () => document.querySelectorAll('tr.row').length > 8);
+  await page.evaluate(() => { location.hash = '#/overview?sort=name'; });
+  await until('each row in its place, with its own job', () => {
+    const rows = [...document.querySelectorAll('tr.row')].map((row) => row.dataset.job);
+    const said = [...document.querySelectorAll('tr.row th a')].map((a) => a.textContent);
+    return rows.length > 8 && [rows, said].every((list) => list.join() === [...rows].sort().join());
+  });
+  await go('#/overview');
   saw('a row that is used again keeps nothing');
 }
 

@@ -70,6 +70,17 @@ found.filter = await frames(async () => {
     await new Promise((r) => setTimeout(r, 120));
   }
 });
+// However many frames it took: each row is one of the filtered list.
+await page.evaluate(() => {
+  const input = document.querySelector('#filter');
+  input.value = 'idle-0';
+  input.dispatchEvent(new Event('input', { bubbles: true }));
+});
+await page.waitForFunction(() => {
+  const rows = [...document.querySelectorAll('tr.row')];
+  return rows.length > 16 && rows.every(({ dataset, children }) => /^idle-0/.test(dataset.job)
+    && children[1].querySelector('a').textContent === dataset.job);
+}, { timeout: 5000 });
 found.heap = (await page.metrics()).JSHeapUsedSize;
 
 // When the page says that the job runs, by the clock that the job's command reads, too.

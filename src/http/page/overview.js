@@ -477,7 +477,7 @@ function Table({ lines, folded, toggle, sel, pick, select, table, phone }) {
     return all;
   }, [lines, phone]);
   const body = useRef();
-  const [from, to] = useSeen(tops, body);
+  const [from, to, ready] = useSeen(tops, body);
   const drawn = lines.slice(from, to);
   const rows = useRows(lines, drawn, table);
   // The selected row comes into view first, and gets the focus once it is drawn.
@@ -501,8 +501,8 @@ function Table({ lines, folded, toggle, sel, pick, select, table, phone }) {
     ${drawn.map((line, i) => (line.names
     ? html`<${Group} key=${`#${line.tag}`} ...${line} folded=${folded.has(line.tag)} phone=${phone} toggle=${() =>
       toggle(line.tag)} />`
-    : html`<${Memo} key=${rows.get(line.name)} same=${[known.jobs.get(line.name), known.states.get(line.name)?.key,
-      line.name === sel,
+    : html`<${Memo} key=${rows.get(line.name)} waits=${from + i >= ready} same=${[known.jobs.get(line.name),
+      known.states.get(line.name)?.key, line.name === sel,
       known.store.reachable, known.link.up, known.session, midnight(now()), from + i]}
       draw=${() => html`<${Row} job=${known.jobs.get(line.name)} state=${known.states.get(line.name)} index=${from + i}
         sel=${line.name === sel} pick=${pick} />`} />`))}

@@ -173,12 +173,18 @@ export function runWords(job, r) {
 /** So far beyond the window rows are drawn, too, px. */
 const BEYOND = 300;
 
+/** Rows are drawn by so many: a scrolled line alone draws nothing. */
+const STEP = 8;
+
 /**
- * Draws rows `from` to `to` of a list of which `tops` has the offsets (one more than rows), as the window scrolls.
+ * Which rows of a list are drawn as the window scrolls: `from` to `to`. `tops` has the offsets of the rows, one more than
+ * there are. Of another list so many rows more are drawn with each frame, so that none takes long; the rows from `ready`
+ * on may show until then what they showed.
  */
 export function useSeen(tops, ref) {
-  const [seen, set] = useState([0, 32]);
-  const measure = (soon) => {
+  const [, again] = useState(0);
+  const seen = useRef({ tops: null, from: 0, to: 0, ready: Infinity }).current;
+  const range = (beyond) => {
     const top = ref.current ? -ref.current.getBoundingClientRect().top : 0;
     const find = (y) => {
       let [a, b] = [0, tops.length - 1];
@@ -189,27 +195,52 @@ export function useSeen(tops, ref) {
       }
       return a;
     };
-    // Steps of eight rows: a scrolled line alone draws nothing.
-    const within = (beyond) => [Math.max(0, Math.floor(find(top - beyond) / 8) * 8),
-      Math.min(tops.length - 1, Math.ceil((find(top + innerHeight + beyond) + 1) / 8) * 8)];
-    const [least, most] = [within(0), within(BEYOND)];
-    set((was) => {
-      const does = soon && most[0] <= was[0] && was[0] <= least[0] && least[1] <= was[1] && was[1] <= most[1];
-      const want = soon ? least : most;
-      return does || (was[0] === want[0] && was[1] === want[1]) ? was : want;
-    });
+    return [Math.max(0, Math.floor(find(top - beyond) / STEP) * STEP),
+      Math.min(tops.length - 1, Math.ceil((find(top + innerHeight + beyond) + 1) / STEP) * STEP)];
   };
-  const latest = useRef(measure);
-  latest.current = measure;
-  // Of a new list the rows in the window are drawn first, and the others after the next frame.
+  const show = (from, to) => {
+    if (seen.from === from && seen.to === to && seen.ready === Infinity) return;
+    Object.assign(seen, { from, to, ready: Infinity });
+    again((n) => n + 1);
+  };
+  const latest = useRef();
+  latest.current = () => show(...range(BEYOND));
+  if (!seen.tops) {
+    // At first, what is in the window.
+    const [from, to] = range(0);
+    Object.assign(seen, { tops, from, to });
+  } else if (seen.tops !== tops) {
+    const [from, most] = range(BEYOND);
+    const to = Math.min(most, from + Math.max(STEP, seen.to - seen.from));
+    Object.assign(seen, { tops, from, to, ready: from + STEP });
+  }
   useLayoutEffect(() => {
-    measure(true);
-    const timer = setTimeout(() => latest.current(), 50);
-    return () => clearTimeout(timer);
+    if (seen.ready === Infinity) {
+      const timer = setTimeout(() => latest.current(), 50);
+      return () => clearTimeout(timer);
+    }
+    let frame = 0;
+    const more = () => {
+      // It was scrolled.
+      if (seen.ready === Infinity) return;
+      seen.ready += STEP;
+      if (seen.ready >= range(BEYOND)[1]) {
+        latest.current();
+        return;
+      }
+      seen.to = Math.max(seen.to, seen.ready);
+      again((n) => n + 1);
+      frame = requestAnimationFrame(more);
+    };
+    // Not in the frame that is drawn next: it has the first rows.
+    frame = requestAnimationFrame(() => {
+      frame = requestAnimationFrame(more);
+    });
+    return () => cancelAnimationFrame(frame);
   }, [tops]);
   useEffect(() => {
     const f = () => latest.current();
-    const all = () => set([0, Infinity]);
+    const all = () => show(0, Infinity);
     addEventListener('scroll', f, { passive: true });
     addEventListener('resize', f);
     addEventListener('beforeprint', all);
@@ -221,7 +252,7 @@ export function useSeen(tops, ref) {
       removeEventListener('resize', f);
     };
   }, []);
-  return [Math.min(seen[0], tops.length - 1), Math.min(seen[1], tops.length - 1)];
+  return [Math.min(seen.from, tops.length - 1), Math.min(seen.to, tops.length - 1), seen.ready];
 }
 
 /** Whether the window is as narrow as a phone. */
@@ -236,13 +267,14 @@ export function usePhone() {
   return is;
 }
 
-/** Draws only when one of `same` changed. */
+/** Draws only when one of `same` has changed since it was drawn, and not while it `waits`. */
 export class Memo extends Component {
   shouldComponentUpdate(next) {
-    return next.same.some((v, i) => v !== this.props.same[i]);
+    return !next.waits && next.same.some((v, i) => v !== this.drawn[i]);
   }
 
-  render({ draw }) {
+  render({ draw, same }) {
+    this.drawn = same;
     return draw();
   }
 }
