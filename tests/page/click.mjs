@@ -443,6 +443,14 @@ async function eventsSeen() {
     await go(hash);
     await until(`the event ${kind}`, (k) => document.querySelector('.ev')?.textContent.includes(k), kind);
   }
+  // One that comes late stands where it happened; one that comes much later is news.
+  const order = await page.evaluate(async () => {
+    const { place } = await import('./static/store.js');
+    const list = [];
+    for (const at of [1000, 3000, 2000, 9000, 500]) place(list, { at: new Date(at).toISOString() });
+    return list.map((event) => Date.parse(event.at)).join();
+  });
+  if (order !== '500,9000,3000,2000,1000') throw new Error(`events in the order ${order}`);
   saw('each act as an event');
 }
 

@@ -302,7 +302,7 @@ function storeIs({ reachable, error, since }) {
 const BEHIND_MS = 2000;
 
 /** Puts `event` into `list`, which has the newest first. */
-function place(list, event) {
+export function place(list, event) {
   const after = (e) => ms(e.at) > ms(event.at) && ms(e.at) - ms(event.at) < BEHIND_MS;
   let i = 0;
   while (i < list.length && after(list[i])) i += 1;
