@@ -25,9 +25,9 @@ pub enum Fault {
     LoseReply(&'static str),
     /// Like `LoseReply`, for every such reply until the fault ends.
     LoseEachReply(&'static str),
-    /// Requests vanish.
+    /// Requests vanish. A connection that lost some is reset afterwards: TCP passes nothing behind a gap.
     BlackHoleUp,
-    /// Replies vanish.
+    /// Replies vanish, as requests do.
     BlackHoleDown,
     /// Nothing moves, nothing is lost: bytes wait for the end of the fault.
     Stall,
@@ -180,6 +180,7 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
     let mut buffer = vec![0; 64 << 10];
     let client = if up { from.try_clone() } else { to.try_clone() };
     let Ok(client) = client else { return };
+    let mut gap = false;
     let end_all = |from: &TcpStream, to: &TcpStream| {
         shared.struck.fetch_add(1, SeqCst);
         reset(&client);
@@ -198,6 +199,8 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
                 std::thread::sleep(POLL);
                 continue;
             }
+            Fault::BlackHoleUp | Fault::BlackHoleDown => {}
+            _ if gap => return end_all(&from, &to),
             _ => {}
         }
         let n = match from.read(&mut buffer) {
@@ -216,13 +219,17 @@ fn pump(mut from: TcpStream, mut to: TcpStream, up: bool, number: usize, shared:
         let mut fault = shared.fault();
         match &*fault {
             Fault::BlackHoleUp if up => {
+                gap = true;
                 shared.struck.fetch_add(1, SeqCst);
                 continue;
             }
             Fault::BlackHoleDown if !up => {
+                gap = true;
                 shared.struck.fetch_add(1, SeqCst);
                 continue;
             }
+            // What was read while the fault changed.
+            _ if gap => return end_all(&from, &to),
             Fault::LoseReply(text) if !up && contains(&buffer[..n], text.as_bytes()) => {
                 *fault = Fault::None;
                 return end_all(&from, &to);
@@ -390,6 +397,34 @@ mod tests {
             super::super::wait_for("the proxy passes again", super::super::GENEROUS, || {
                 ping(&proxy).ok()
             });
+        }
+    }
+
+    /// It would be given the answer of the question before.
+    #[test]
+    fn nothing_passes_behind_what_vanished() {
+        let server = RedisServer::start();
+        let proxy = Proxy::start(server.port());
+        let client = ::redis::Client::open(proxy.url()).expect("an address");
+        let echo = |text: &str| ::redis::cmd("ECHO").arg(text).clone();
+        for fault in [Fault::BlackHoleUp, Fault::BlackHoleDown] {
+            let mut c = client.get_connection().expect("a connection");
+            let short = Some(Duration::from_millis(500));
+            c.set_read_timeout(short).expect("an open socket");
+            assert_eq!(echo("0").query::<String>(&mut c).expect("no fault"), "0");
+            let before = proxy.struck();
+            proxy.set(fault.clone());
+            std::thread::sleep(4 * POLL);
+            c.send_packed_command(&echo("1").get_packed_command())
+                .expect("an open socket");
+            super::super::wait_for("it vanishes", super::super::GENEROUS, || {
+                (proxy.struck() > before).then_some(())
+            });
+            proxy.set(Fault::None);
+            let got = c
+                .send_packed_command(&echo("2").get_packed_command())
+                .and_then(|()| c.recv_response());
+            got.expect_err(&format!("after {fault:?}"));
         }
     }
 
