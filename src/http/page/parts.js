@@ -183,7 +183,7 @@ const STEP = 8;
  */
 export function useSeen(tops, ref) {
   const [, again] = useState(0);
-  const seen = useRef({ tops: null, from: 0, to: 0, ready: Infinity }).current;
+  const seen = useRef({ tops: null, from: 0, to: 0, ready: Infinity, frame: 0 }).current;
   const range = (beyond) => {
     const top = ref.current ? -ref.current.getBoundingClientRect().top : 0;
     const find = (y) => {
@@ -212,31 +212,34 @@ export function useSeen(tops, ref) {
   } else if (seen.tops !== tops) {
     const [from, most] = range(BEYOND);
     const to = Math.min(most, from + Math.max(STEP, seen.to - seen.from));
-    Object.assign(seen, { tops, from, to, ready: from + STEP });
+    // A list that changes with each frame comes to its end, too.
+    const ready = seen.ready === Infinity ? 0 : seen.ready;
+    Object.assign(seen, { tops, from, to, ready: Math.max(from + STEP, ready) });
   }
+  const more = useRef();
+  more.current = () => {
+    seen.frame = 0;
+    // It was scrolled.
+    if (seen.ready === Infinity) return;
+    seen.ready += STEP;
+    if (seen.ready >= range(BEYOND)[1]) {
+      latest.current();
+      return;
+    }
+    seen.to = Math.max(seen.to, seen.ready);
+    again((n) => n + 1);
+    seen.frame = requestAnimationFrame(() => more.current());
+  };
   useLayoutEffect(() => {
     if (seen.ready === Infinity) {
       const timer = setTimeout(() => latest.current(), 50);
       return () => clearTimeout(timer);
     }
-    let frame = 0;
-    const more = () => {
-      // It was scrolled.
-      if (seen.ready === Infinity) return;
-      seen.ready += STEP;
-      if (seen.ready >= range(BEYOND)[1]) {
-        latest.current();
-        return;
-      }
-      seen.to = Math.max(seen.to, seen.ready);
-      again((n) => n + 1);
-      frame = requestAnimationFrame(more);
-    };
     // Not in the frame that is drawn next: it has the first rows.
-    frame = requestAnimationFrame(() => {
-      frame = requestAnimationFrame(more);
+    seen.frame ||= requestAnimationFrame(() => {
+      seen.frame = requestAnimationFrame(() => more.current());
     });
-    return () => cancelAnimationFrame(frame);
+    return undefined;
   }, [tops]);
   useEffect(() => {
     const f = () => latest.current();
@@ -246,6 +249,7 @@ export function useSeen(tops, ref) {
     addEventListener('beforeprint', all);
     addEventListener('afterprint', f);
     return () => {
+      cancelAnimationFrame(seen.frame);
       removeEventListener('beforeprint', all);
       removeEventListener('afterprint', f);
       removeEventListener('scroll', f);
