@@ -454,6 +454,50 @@ async function eventsSeen() {
   saw('each act as an event');
 }
 
+/** A list longer than what is drawn in one frame, also while it changes in each frame. */
+async function longLists() {
+  const found = await page.evaluate(async () => {
+    const { html, render, useRef } = await import('./static/base.js');
+    const { Memo, useSeen } = await import('./static/parts.js');
+    const place = document.body.appendChild(document.createElement('div'));
+    place.style.cssText = 'position: fixed; inset: 0';
+    function List({ tops, n }) {
+      const body = useRef();
+      const [from, to, ready] = useSeen(tops, body);
+      const rows = Array.from({ length: to - from }, (_, i) => html`<${Memo} key=${from + i} waits=${from + i >= ready}
+        same=${[n]} draw=${() => html`<p>${n}</p>`} />`);
+      return html`<div ref=${body}>${rows}</div>`;
+    }
+    // As many rows as are drawn at most: all are in the window.
+    const draw = (n) => render(html`<${List} n=${n} tops=${Array.from({ length: 65 }, (_, i) => i * 4)} />`, place);
+    const frame = () => new Promise(requestAnimationFrame);
+    const rows = () => [...place.querySelectorAll('p')].map((row) => Number(row.textContent));
+    const all = async (fits) => {
+      for (let i = 0; i < 100; i++) {
+        if (rows().length === 64 && rows().every(fits)) return i;
+        await frame();
+      }
+      return `${rows()}`;
+    };
+    draw(1);
+    const first = await all((n) => n === 1);
+    draw(2);
+    const another = await all((n) => n === 2);
+    for (let n = 3; n < 40; n++) {
+      draw(n);
+      await frame();
+    }
+    const changing = rows().length === 64 && rows().every((n) => n > 2);
+    const last = await all((n) => n === 39);
+    render(null, place);
+    place.remove();
+    return { first, another, changing, last };
+  });
+  const ended = [found.first, found.another, found.last].every(Number.isInteger);
+  if (!ended || found.another < 4 || !found.changing) throw new Error(`rows of a long list: ${JSON.stringify(found)}`);
+  saw(`each row of a long list is drawn, in ${found.another} frames`);
+}
+
 async function hostileOutput() {
   const { runs } = await api('jobs/hostile/runs?limit=1');
   if (!runs?.length) return saw('hostile has not run yet');
@@ -1095,9 +1139,9 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
-    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, hostileOutput,
-    hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, streamsTaken, allRuns,
-    brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance, silentInstance];
+    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, longLists,
+    hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers,
+    streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance, silentInstance];
   const only = process.env.STEPS?.split(',');
   for (const step of steps) if (!only || only.includes(step.name)) await step();
   const findings = only ? 0 : await looks();
