@@ -1,8 +1,7 @@
 //! Work that may block for a while, on threads that live as long as this process.
 //!
 //! This module does not use `spawn_blocking`, which panics if the host cannot start another thread: the work would be
-//! lost with the task that handed it in. The threads of `spawn_blocking` also end when they are idle, but the kernel
-//! ends a zygote together with the thread that started it (`PR_SET_PDEATHSIG`).
+//! lost with the task that handed it in.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},

@@ -76,8 +76,9 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How often it is looked whether the zygote lives.
 const ZYGOTE_EVERY: Duration = Duration::from_secs(1);
 
-async fn sweep() {
-    let runs = blocking::run(Runner::sweep).await;
+/// Ends runs by one of [`Runner`]'s ways to find those of dead daemons.
+async fn sweep(finding: fn() -> usize) {
+    let runs = blocking::run(finding).await;
     if runs > 0 {
         warn!(
             runs,
@@ -217,11 +218,13 @@ impl Daemon {
             .recording(recorder.clone())
             .leaving(last_will.ok());
         runner.start_zygote();
-        sweep().await;
+        sweep(Runner::sweep).await;
         let parts = (store, runner, recorder);
         let mut daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;
         daemon.send_traces();
         let background = &daemon.background;
+        // The daemon before this one may have left such runs, if its zygote is dead, too.
+        drop(tokio::spawn(sweep(Runner::end_helpless)));
         background.spawn(sweep_now_and_then(daemon.finish.clone()));
         background.spawn(reap_strangers(daemon.finish.clone()));
         background.spawn(keep_zygote(
@@ -517,18 +520,21 @@ fn tie(parts: Parts, holder: &Arc<Holder>) -> Arc<Contender> {
     })
 }
 
-/// A zygote that dies is replaced also while nothing is started: it is to execute the last will.
+/// A zygote that dies, or can do nothing, is replaced also while nothing is started: it is to execute the last will,
+/// and to look after guards that can do nothing.
 async fn keep_zygote(runner: Runner, finish: CancellationToken) {
     let pause = || finish.run_until_cancelled(tokio::time::sleep(ZYGOTE_EVERY));
     while pause().await.is_some() {
-        runner.start_zygote();
+        let looked = runner.clone();
+        let helpless = blocking::run(move || looked.helpless_zygote()).await;
+        runner.keep_zygote(helpless);
     }
 }
 
 async fn sweep_now_and_then(finish: CancellationToken) {
     let pause = || finish.run_until_cancelled(tokio::time::sleep(SWEEP_EVERY));
     while pause().await.is_some() {
-        sweep().await;
+        sweep(Runner::sweep).await;
     }
 }
 

@@ -1,10 +1,16 @@
-//! Places where a debug build kills itself with SIGKILL or panics, if `SOLOIST_FAILPOINT` has the name of the place, or
-//! its name in a list with commas. With `SOLOIST_FAILPOINT_ONCE=<file>` a process kills itself only if the file does
-//! not exist yet; it creates the file first.
+//! Places where a debug build kills itself with SIGKILL, panics, or acts at all, if `SOLOIST_FAILPOINT` has the name of
+//! the place, or its name in a list with commas. With `SOLOIST_FAILPOINT_ONCE=<file>` a process kills itself only if
+//! the file does not exist yet; it creates the file first.
 
 fn wanted(name: &str) -> bool {
     cfg!(debug_assertions)
         && std::env::var("SOLOIST_FAILPOINT").is_ok_and(|v| v.split(',').any(|n| n == name))
+}
+
+/// In a debug build only when the environment says so: for what a daemon does to what others have left, because a test
+/// is to see who did it.
+pub(crate) fn lets(name: &str) -> bool {
+    !cfg!(debug_assertions) || wanted(name)
 }
 
 /// Panics when the environment says so.

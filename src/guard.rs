@@ -59,9 +59,9 @@ pub(crate) use self::control::understood;
 #[cfg(feature = "notify")]
 pub(crate) use self::sweep::PATIENCE;
 pub(crate) use self::{
-    cgroup::{Cgroup, frozen, of_run as cgroup_of_run},
+    cgroup::{Cgroup, frozen, helpless, helpless_again, of_run as cgroup_of_run},
     message::{EXEC_ID, RUN_ID, is_of_store},
-    sweep::sweep,
+    sweep::{end_helpless, sweep},
     tree::{Proc, below, descend, kill_pass, soon_below},
     zygote::padding as zygote_padding,
 };
@@ -77,8 +77,17 @@ use crate::{
     model::Usage,
 };
 
-/// The hidden first argument that makes this binary a guard; job and run id follow it, so that `ps` shows them.
+/// The hidden first argument that makes this binary a guard. Job and run id follow it, so that `ps` shows them, and the
+/// process that it belongs to (`of=PID`).
 pub const ARGUMENT: &str = "__guard";
+
+/// Before the pid of the process that a guard belongs to.
+const OF: &str = "of=";
+
+/// The argument that says which process a guard belongs to. If the guard's parent has another pid, that one is dead.
+pub(crate) fn of_this_process() -> String {
+    format!("{OF}{}", std::process::id())
+}
 
 /// The hidden first argument with which the guard of a dead daemon executes this binary; see [`HandOver`].
 pub const SETTLE_ARGUMENT: &str = "__settle";
@@ -99,7 +108,7 @@ const LONGEST_SPEC: usize = 64 << 20;
 /// The whole guard process. Call it first in `main`, while the process has one thread.
 pub fn main() -> ! {
     reset_signals();
-    let inherited = Inherited::take(std::env::args_os().nth(4));
+    let inherited = Inherited::take(std::env::args_os().nth(5));
     if matches!(inherited, Ok(None)) {
         // Ctrl-C in the daemon's terminal is meant neither for the guard nor for the command.
         let _ = rustix::process::setsid();
@@ -145,7 +154,7 @@ impl Inherited {
             .and_then(|text| text.parse::<i32>().ok())
             .filter(|fd| *fd > 2)
             .ok_or_else(|| {
-                io::Error::other("the argument after job and run must be a descriptor")
+                io::Error::other("the argument after the daemon's pid must be a descriptor")
             })?;
         // SAFETY: the process that started this one left it open for it, and nothing else here uses it. If it is not
         // open, the next line returns an error.

@@ -306,6 +306,7 @@ impl Runner {
         let mut command = self.command();
         command
             .args([guard::ARGUMENT, job.as_str(), &run.to_string()])
+            .arg(guard::of_this_process())
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -336,11 +337,23 @@ impl Runner {
         self.zygote.lock().start(|| self.command(), will);
     }
 
+    /// The zygote's pid, if somebody keeps it stopped or frozen. Blocks.
+    pub fn helpless_zygote(&self) -> Option<u32> {
+        self.zygote_pid()
+            .filter(|pid| guard::helpless_again(pid.cast_signed()))
+    }
+
+    /// As [`Runner::start_zygote`], and replaces a zygote that was helpless at this look and the one before.
+    pub fn keep_zygote(&self, helpless: Option<u32>) {
+        let will = self.last_will();
+        (self.zygote.lock()).keep(helpless, || self.command(), will);
+    }
+
     /// Has a guard forked by the zygote. None: that is not possible now, so a guard is to be executed. The zygote may
     /// have been killed, stopped or frozen: then a later start finds another one.
     fn fork(&self, job: &JobName, run: RunId) -> io::Result<Option<Prepared>> {
-        let run = run.to_string();
-        let words = ["soloist", guard::ARGUMENT, job.as_str(), &run];
+        let (run, of) = (run.to_string(), guard::of_this_process());
+        let words = ["soloist", guard::ARGUMENT, job.as_str(), &run, &of];
         let mut zygote = self.zygote.lock();
         zygote.start(|| self.command(), self.last_will());
         let Some(asked) = zygote.ready() else {
@@ -461,6 +474,12 @@ impl Runner {
     /// has its guard.
     pub fn sweep() -> usize {
         guard::sweep()
+    }
+
+    /// Ends the runs of guards of this user that somebody keeps stopped or frozen and whose daemon (or `soloist exec`)
+    /// is dead. Returns how many it has ended. Blocks, and looks at each process of the host.
+    pub fn end_helpless() -> usize {
+        guard::end_helpless()
     }
 }
 

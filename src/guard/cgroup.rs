@@ -197,20 +197,46 @@ fn mounts() -> Option<String> {
     fs::read_to_string("/proc/self/mountinfo").ok()
 }
 
+/// Somebody has stopped this process (a debugger counts, too), or frozen it: it can do nothing.
+pub(crate) fn helpless(pid: i32) -> bool {
+    Proc::read(pid).is_some_and(|process| process.stopped()) || frozen(pid)
+}
+
+/// As [`helpless`], for one who looks again and again: what was mounted at the first look counts.
+pub(crate) fn helpless_again(pid: i32) -> bool {
+    static OF_CGROUPS: OnceLock<String> = OnceLock::new();
+    let of_cgroups = OF_CGROUPS.get_or_init(|| {
+        let mounts = mounts().unwrap_or_default();
+        let lines = mounts.lines().filter(|line| line.contains(" - cgroup"));
+        lines.flat_map(|line| [line, "\n"]).collect()
+    });
+    Proc::read(pid).is_some_and(|process| process.stopped()) || frozen_in(pid, of_cgroups)
+}
+
 /// Somebody has frozen a cgroup that holds this process (v2, or the freezer of v1), so the kernel lets it do nothing,
 /// or soon will. In /proc it looks as if it slept.
 pub(crate) fn frozen(pid: i32) -> bool {
+    match MOUNTS.get() {
+        Some(mounts) => frozen_in(pid, mounts),
+        None => mounts().is_some_and(|mounts| frozen_in(pid, &mounts)),
+    }
+}
+
+fn frozen_in(pid: i32, mounts: &str) -> bool {
+    let Ok(membership) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else {
+        return false;
+    };
     let says = |file: PathBuf, word: &str| {
         fs::read_to_string(file).is_ok_and(|text| text.lines().any(|line| line == word))
     };
-    let v2 = of_process(&pid.to_string(), &V2).is_some_and(|path| {
+    let v2 = locate(&membership, mounts, &V2).is_some_and(|path| {
         // All is frozen, or, where one process in it cannot be, what can be.
         says(path.join("cgroup.events"), "frozen 1")
             || path
                 .ancestors()
                 .any(|dir| says(dir.join("cgroup.freeze"), "1"))
     });
-    v2 || of_process(&pid.to_string(), &FREEZER).is_some_and(|path| {
+    v2 || locate(&membership, mounts, &FREEZER).is_some_and(|path| {
         let state = path.join("freezer.state");
         says(state.clone(), "FROZEN") || says(state, "FREEZING")
     })

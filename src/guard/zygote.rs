@@ -33,15 +33,14 @@ use super::{
 };
 use crate::{clock::Boottime, last_will, model::JobName};
 
-/// The hidden first argument that makes this binary a zygote; as much as a guard has after it follows, and then the pid
-/// of its daemon.
+/// The hidden first argument that makes this binary a zygote. A word of padding follows, and then its daemon's pid.
 pub const ZYGOTE_ARGUMENT: &str = "__zygote";
 
 /// How long a daemon may take to be dead after it has closed its descriptors.
 const DYING: Duration = Duration::from_secs(60);
 
-/// The longest command line of a guard: `soloist __guard JOB RUN`, each with a NUL.
-const LONGEST: usize = "soloist ".len() + "__guard ".len() + JobName::LONGEST + 1 + 37;
+/// The longest command line of a guard: `soloist __guard JOB RUN of=PID`, each with a NUL.
+const LONGEST: usize = "soloist ".len() + "__guard ".len() + JobName::LONGEST + 1 + 37 + 14;
 
 /// Makes room for the command line of a guard, which replaces that of the zygote in memory, so that `ps` shows it.
 pub(crate) fn padding() -> String {
@@ -52,7 +51,8 @@ pub(crate) fn padding() -> String {
 pub fn main() -> ExitCode {
     // SAFETY: descriptor 0 is open (std ensures that) and nothing else in this process uses it.
     let socket = unsafe { OwnedFd::from_raw_fd(0) };
-    let daemon = std::env::args().nth(3).and_then(|pid| pid.parse().ok());
+    let daemon = std::env::args().nth(3);
+    let daemon = daemon.and_then(|pid| Pid::from_raw(pid.parse().ok()?));
     let ended = match prepare(&socket).and_then(|title| serve(socket, &title)) {
         Ok(Some(guard)) => super::run(guard),
         Ok(None) => Ok(()),
@@ -60,7 +60,7 @@ pub fn main() -> ExitCode {
     };
     // Also if the daemon has died before this process was ready. If it fails, those runs are found dead, as of a host
     // that was lost.
-    match ended.and(survive(daemon.and_then(Pid::from_raw))) {
+    match ended.and(survive(daemon)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("soloist: zygote: {}", crate::text::line(&error.to_string()));
@@ -105,17 +105,15 @@ fn survive(daemon: Option<Pid>) -> io::Result<()> {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Only its guards are in this session.
-    let session = rustix::process::getsid(None)?.as_raw_nonzero().get();
     let will = File::from(rustix::stdio::stdout().try_clone_to_owned()?);
     if !will.metadata()?.is_file() || last_will::read(&will)?.1.is_empty() {
-        sweep::after_daemon(session);
+        sweep::after_daemon(daemon)?;
         return Ok(());
     }
     crate::failpoint::panics("no_last_will");
     if fork_sibling() == 0 {
         drop(will);
-        sweep::after_daemon(session);
+        sweep::after_daemon(daemon)?;
         return Ok(());
     }
     ignore_signals();

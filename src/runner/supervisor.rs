@@ -17,7 +17,7 @@ use super::{
 use crate::{
     blocking,
     clock::Boottime,
-    guard::{Control, EXEC_ID, Moment, Proc, Report, frozen},
+    guard::{Control, EXEC_ID, Moment, Report, frozen, helpless},
     logic::guard_life::{Again, Cause, Kills, Overdue, outcome},
     model::{JobName, RunId, Usage},
     recording::{Line, Recorder},
@@ -224,8 +224,7 @@ impl Supervisor {
             return now.since(killed) >= DYING;
         }
         let pid = self.child.id().and_then(|pid| i32::try_from(pid).ok());
-        let stopped = |pid| Proc::read(pid).is_some_and(|guard| guard.stopped());
-        if pid.is_some_and(|pid| stopped(pid) || frozen(pid)) {
+        if pid.is_some_and(helpless) {
             self.killed_guard = Some((now, self.overdue.at().1));
             self.child.kill();
         }

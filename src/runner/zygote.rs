@@ -43,9 +43,28 @@ pub(super) struct Keeper {
     /// When another one may be started.
     again: Option<Boottime>,
     told: Throttle,
+    /// The pid of the zygote that the last look found so.
+    helpless: Option<u32>,
 }
 
 impl Keeper {
+    /// As [`Keeper::start`]; and replaces the zygote if somebody keeps it stopped or frozen: it could do nothing if
+    /// this process was killed. `helpless` has its pid if a look has found it so. After one look it may be about to go
+    /// on, as this process has.
+    pub(super) fn keep(
+        &mut self,
+        helpless: Option<u32>,
+        command: impl FnOnce() -> Command,
+        will: Option<&Arc<LastWill>>,
+    ) {
+        let pid = self.zygote.as_ref().and_then(Zygote::pid);
+        if helpless.is_some() && helpless == self.helpless && helpless == pid {
+            self.give_up();
+        }
+        self.helpless = helpless;
+        self.start(command, will);
+    }
+
     /// Starts a zygote from `command`, which starts this binary, if there is none, and gives it the `will`. Does not
     /// wait until it is ready. Needs a Tokio runtime.
     pub(super) fn start(

@@ -2187,7 +2187,10 @@ fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
         let name = orphaned.0.file_name().expect("a name").to_string_lossy();
         let run = name.trim_start_matches("soloist-");
         let mut command = Command::new("sh");
-        command.args(["__guard", "job", run]).uid(65534).gid(65534);
+        command
+            .args(["__guard", "job", run, "1"])
+            .uid(65534)
+            .gid(65534);
         let command = command.current_dir(dir.path()).stdout(Stdio::piped());
         let mut child = command.process_group(0).spawn().expect("a process");
         let mut said = [0];
@@ -2367,7 +2370,7 @@ async fn a_guard_sleeps_while_nothing_happens() {
 fn a_guard_takes_no_stdin_that_is_not_the_number_of_a_descriptor() {
     for argument in ["a", "-1", "2"] {
         let mut command = Command::new(EXE);
-        command.args([guard::ARGUMENT, "backup", "run", argument]);
+        command.args([guard::ARGUMENT, "backup", "run", "of=1", argument]);
         let output = command.stdin(Stdio::null()).output().expect("a guard");
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(text.contains("must be a descriptor"), "{argument}: {text}");

@@ -12,7 +12,7 @@ use crate::{
     guard::TestCgroup,
     support::{
         GENEROUS,
-        fleet::{Fleet, Plan, fleet},
+        fleet::{Fleet, Plan, fleet, soloist},
         process::{self, boottime_ns},
         proxy::Fault,
         skip,
@@ -915,6 +915,173 @@ fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
             !process::alive(guard) && !process::alive(zygote)
         });
     }
+}
+
+/// It was executed, or forked from a zygote that was killed, or that was frozen and therefore replaced.
+#[test]
+fn what_a_frozen_guard_cannot_end_is_ended_by_a_zygote_that_is_not_its_own() {
+    for how in ["executed", "killed zygote", "frozen zygote"] {
+        let Some(freezer) = TestCgroup::new() else {
+            return skip("no cgroup v2 that we may write to");
+        };
+        let freeze = |pid| {
+            freezer.add(pid)?;
+            freezer.freeze(true);
+            Ok::<_, std::io::Error>(())
+        };
+        let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
+        let daemon = fleet.instances[0].pid();
+        let mut first = zygote(daemon);
+        let run = match how {
+            "executed" => wait_for("a run whose guard was executed", GENEROUS, || {
+                first = zygote(daemon);
+                process::signal(first, Signal::KILL);
+                let run = fleet.trace().runs_of("a").pop()?;
+                let alive = !run.ended && run.pids.iter().all(|&pid| process::alive(pid));
+                (alive && run.pids.len() == 3).then_some(())?;
+                let guard = fleet.guard(&run).cast_signed();
+                let session = rustix::process::getsid(rustix::process::Pid::from_raw(guard));
+                if session.ok().map(|pid| pid.as_raw_nonzero().get()) == Some(guard) {
+                    return Some(run);
+                }
+                process::signal(run.root, Signal::KILL);
+                None
+            }),
+            _ => wait_tree(&fleet, "a").1,
+        };
+        match how {
+            "frozen zygote" => {
+                if let Err(e) = freeze(first) {
+                    return skip(&format!("a process cannot be moved to a cgroup: {e}"));
+                }
+            }
+            _ => process::signal(first, Signal::KILL),
+        }
+        let guard = fleet.guard(&run);
+        wait_until("another zygote", GENEROUS, || zygote(daemon) != first);
+        if let Err(e) = freeze(guard) {
+            return skip(&format!("a process cannot be moved to a cgroup: {e}"));
+        }
+        let killed = boottime_ns();
+        let zygote = zygote(daemon);
+        fleet.instances[0].kill();
+        let lived = fleet.wait_gone(&run, killed);
+        println!("{how}: alive for {} ms after the kill", lived.as_millis());
+        freezer.freeze(false);
+        wait_until("guard and zygote are gone", GENEROUS, || {
+            !process::alive(guard) && !process::alive(zygote)
+        });
+    }
+}
+
+/// It goes on to tell the outcome, and not only the store's loss of the lease.
+#[test]
+fn a_frozen_guard_whose_command_has_ended_keeps_the_outcome() {
+    let Some(freezer) = TestCgroup::new() else {
+        return skip("no cgroup v2 that we may write to");
+    };
+    let mut fleet = fleet(1)
+        .default("lease", "\"8s\"")
+        .witness("a", "for=500", "")
+        .start();
+    let daemon = fleet.instances[0].pid();
+    let zygote = zygote(daemon);
+    let (run, guard) = wait_for("a run whose daemon is stopped", GENEROUS, || {
+        let run = fleet.trace().runs().pop().filter(|run| !run.ended)?;
+        process::signal(daemon, Signal::STOP);
+        let guard = process::parent(run.root).filter(|_| process::alive(run.root));
+        if guard.is_none() {
+            process::signal(daemon, Signal::CONT);
+        }
+        Some((run, guard?))
+    });
+    wait_until("the command has ended", GENEROUS, || {
+        !process::alive(run.root)
+    });
+    if let Err(e) = freezer.add(guard) {
+        return skip(&format!("a process cannot be moved to a cgroup: {e}"));
+    }
+    freezer.freeze(true);
+    fleet.instances[0].kill();
+    // It has nothing to wait for.
+    wait_until("the zygote is gone", GENEROUS, || !process::alive(zygote));
+    assert!(process::alive(guard));
+    freezer.freeze(false);
+    let record = wait_for("the record", GENEROUS, || {
+        let mut all = fleet.history("a").into_iter();
+        all.find(|r| r["fencing_token"] == run.token && r["outcome"] != "running")
+    });
+    assert_eq!(record["outcome"], "succeeded", "{record}");
+}
+
+/// Nobody else is left who could: the zygote is frozen, too, and `exec` has none. What only looks like such a guard
+/// costs nobody else's run.
+#[test]
+fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
+    let Some(freezer) = TestCgroup::new() else {
+        return skip("no cgroup v2 that we may write to");
+    };
+    let other = fleet(1).witness("b", ENDLESS, "").start();
+    let (_, stays) = wait_tree(&other, "b");
+    let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
+    let (_, run) = wait_tree(&fleet, "a");
+    let [daemon, guard] = [fleet.instances[0].pid(), fleet.guard(&run)];
+    let dir = tempfile::tempdir().expect("a directory");
+    std::fs::write(dir.path().join("__guard"), "sleep 1000 & wait").expect("a script");
+    let mut fake = process::mortal("sh");
+    fake.args(["__guard", "b", &stays.run, "of=1"])
+        .current_dir(dir.path());
+    let mut fake = fake.spawn().expect("a shell");
+    let zygote = zygote(daemon);
+    let mut exec = process::mortal(soloist());
+    exec.arg("--config").arg(&fleet.instances[0].config);
+    exec.args(["exec", "--lock", "b", "--", "sleep", "1000"]);
+    let mut exec = exec.spawn().expect("soloist exec");
+    let child = |of: u32, what: &str| {
+        wait_for("a child", GENEROUS, || {
+            let mut children = process::children(of).into_iter();
+            children.find(|pid| process::command_line(*pid).contains(what))
+        })
+    };
+    let guard_of_exec = child(exec.id(), "__guard");
+    let command = child(guard_of_exec, "sleep");
+    // It is not to see that its zygote can do nothing.
+    process::signal(daemon, Signal::STOP);
+    let mut pids = [guard, zygote, guard_of_exec].into_iter();
+    let moved = pids.try_for_each(|pid| freezer.add(pid));
+    freezer.freeze(true);
+    child(fake.id(), "sleep");
+    process::signal(fake.id(), Signal::STOP);
+    let since = boottime_ns();
+    fleet.instances[0].kill();
+    exec.kill().expect("it lives");
+    exec.wait().expect("it ends");
+    if let Err(e) = moved {
+        fake.kill().and_then(|()| fake.wait()).expect("it ends");
+        return skip(&format!("a process cannot be moved to a cgroup: {e}"));
+    }
+    fleet.instances[0].start_with(|daemon| {
+        daemon.env("SOLOIST_FAILPOINT", "end_helpless");
+    });
+    fleet.wait_gone(&run, since);
+    wait_until("the command of exec is gone", GENEROUS, || {
+        !process::alive(command)
+    });
+    wait_until("the pretender is gone", GENEROUS, || {
+        fake.try_wait().is_ok_and(|status| status.is_some())
+    });
+    assert!(stays.pids.iter().all(|&pid| process::alive(pid)));
+    fleet.wait_log(
+        0,
+        "ended runs that a dead soloist process left behind on this host",
+    );
+    freezer.freeze(false);
+    wait_until("guards and zygote are gone", GENEROUS, || {
+        ![guard, guard_of_exec, zygote]
+            .iter()
+            .any(|&pid| process::alive(pid))
+    });
+    fleet.stop();
 }
 
 /// One of its runs has a process that does not die, and a frozen guard; the guard of the other was killed with it.

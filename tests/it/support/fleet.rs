@@ -24,7 +24,7 @@ use super::{
 
 /// The program under test; `SOLOIST_TEST_BINARY` names another build of it, for example one with a mechanism taken
 /// out, which the tests must notice.
-fn soloist() -> PathBuf {
+pub fn soloist() -> PathBuf {
     std::env::var_os("SOLOIST_TEST_BINARY")
         .map_or_else(|| env!("CARGO_BIN_EXE_soloist").into(), PathBuf::from)
 }
