@@ -841,6 +841,8 @@ impl OfJob<'_> {
     fn when_lost(&self, seen: &Seen, run: Option<&Run>) -> (i64, i64) {
         const BEFORE: i64 = 2 * SECOND;
         const AFTER: i64 = SECOND;
+        /// That of the longest lease, and as much on a busy host.
+        const QUARANTINE: i64 = 10 * SECOND;
         if let Some(run) = run {
             // Who is stopped says nothing more, and may be ended long after.
             let halted = |e: &Effect| matches!(e, Effect::JobHalted);
@@ -859,7 +861,12 @@ impl OfJob<'_> {
             Some(granted) if !wrong => (boot(granted) - BEFORE, boot(granted) + AFTER),
             _ => {
                 let planned = boot(seen.record.occurrence.0);
-                (planned - self.job.lease_ns - BEFORE, seen.seen_ns)
+                // A lost trigger is told of, as of that moment, once somebody decides again.
+                let told = match seen.record.attempt {
+                    0 => QUARANTINE,
+                    _ => 0,
+                };
+                (planned - self.job.lease_ns - BEFORE - told, seen.seen_ns)
             }
         }
     }

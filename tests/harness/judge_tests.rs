@@ -337,6 +337,12 @@ fn a_run_that_is_lost_needs_a_fault_that_explains_it() {
     assert_eq!(silent(&[halted, late]), []);
     assert_eq!(lost(Outcome::Succeeded, &[]), []);
     assert_eq!(lost(Outcome::Cancelled, &[]), []);
+    // A trigger that was lost with the data is told of when the quarantine is over.
+    for (attempt, found) in [(0, vec![]), (1, vec![Kind::Lost])] {
+        let mut e = evidence(&[], &[struck(Effect::LosesAll, 2500, 2500)]);
+        e.records = vec![record(7, attempt, Outcome::Unknown, 7500)];
+        assert_eq!(kinds(&e).0, found, "attempt {attempt}");
+    }
     // What struck after its end explains nothing, except a loss of the data that had its outcome.
     let after = |effect| lost(Outcome::Unknown, &[struck(effect, 3500, 9000)]);
     assert_eq!(after(Effect::Killed { instance: 0 }), [Kind::Lost]);
