@@ -384,7 +384,7 @@ mod tests {
         for (script, run) in [(ARGUMENT, &guarded), ("other", &other)] {
             std::fs::write(dir.path().join(script), "read x").expect("a script");
             let mut sh = Command::new("sh");
-            sh.args([script, "job", run, "1"]).current_dir(dir.path());
+            sh.args([script, "job", run]).current_dir(dir.path());
             waiting.push(sh.stdin(Stdio::piped()).spawn().expect("a process"));
         }
         let user = rustix::process::getuid().as_raw();

@@ -2187,10 +2187,7 @@ fn sweep_ends_what_is_left(threaded: bool, pretended: bool) {
         let name = orphaned.0.file_name().expect("a name").to_string_lossy();
         let run = name.trim_start_matches("soloist-");
         let mut command = Command::new("sh");
-        command
-            .args(["__guard", "job", run, "1"])
-            .uid(65534)
-            .gid(65534);
+        command.args(["__guard", "job", run]).uid(65534).gid(65534);
         let command = command.current_dir(dir.path()).stdout(Stdio::piped());
         let mut child = command.process_group(0).spawn().expect("a process");
         let mut said = [0];

@@ -1141,7 +1141,8 @@ try {
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
     countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, longLists,
     hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers,
-    streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance, silentInstance];
+    streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
+    silentInstance];
   const only = process.env.STEPS?.split(',');
   for (const step of steps) if (!only || only.includes(step.name)) await step();
   const findings = only ? 0 : await looks();

@@ -974,7 +974,7 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_a_zygote_that_is_not_its_own() {
     }
 }
 
-/// It goes on to tell the outcome, and not only the store's loss of the lease.
+/// The guard tells it when it goes on.
 #[test]
 fn a_frozen_guard_whose_command_has_ended_keeps_the_outcome() {
     let Some(freezer) = TestCgroup::new() else {
