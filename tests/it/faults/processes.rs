@@ -51,6 +51,12 @@ fn zygote(daemon: u32) -> u32 {
     })
 }
 
+fn wait_dead<const N: usize>(pids: [u32; N]) {
+    wait_until("guards and zygote are gone", GENEROUS, || {
+        !pids.iter().any(|&pid| process::alive(pid))
+    });
+}
+
 fn ms(ns: i64) -> i64 {
     ns / 1_000_000
 }
@@ -911,9 +917,7 @@ fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
         let lived = fleet.wait_gone(&run, killed);
         println!("{how}: alive for {} ms after the kill", lived.as_millis());
         freezer.freeze(false);
-        wait_until("guard and zygote are gone", GENEROUS, || {
-            !process::alive(guard) && !process::alive(zygote)
-        });
+        wait_dead([guard, zygote]);
     }
 }
 
@@ -968,9 +972,7 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_a_zygote_that_is_not_its_own() {
         let lived = fleet.wait_gone(&run, killed);
         println!("{how}: alive for {} ms after the kill", lived.as_millis());
         freezer.freeze(false);
-        wait_until("guard and zygote are gone", GENEROUS, || {
-            !process::alive(guard) && !process::alive(zygote)
-        });
+        wait_dead([guard, zygote]);
     }
 }
 
@@ -1076,11 +1078,7 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
         "ended runs that a dead soloist process left behind on this host",
     );
     freezer.freeze(false);
-    wait_until("guards and zygote are gone", GENEROUS, || {
-        ![guard, guard_of_exec, zygote]
-            .iter()
-            .any(|&pid| process::alive(pid))
-    });
+    wait_dead([guard, guard_of_exec, zygote]);
     fleet.stop();
 }
 
@@ -1114,9 +1112,7 @@ fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
     assert!(process::alive(stays) && process::alive(zygote));
     immortal.freeze(false);
     fleet.wait_gone(&a, since);
-    wait_until("guard and zygote are gone", GENEROUS, || {
-        !process::alive(frozen) && !process::alive(zygote)
-    });
+    wait_dead([frozen, zygote]);
 }
 
 /// The store takes connections and answers nothing. Each request of a daemon waits long for its answer.
