@@ -1110,6 +1110,18 @@ fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
     fleet.instances[0].kill();
     fleet.wait_gone(&b, since);
     assert!(process::alive(stays) && process::alive(zygote));
+    // It dies between two tries of the zygote, which then must know that its guard is not one whose run had ended.
+    wait_until("the zygote has tried, and rests", GENEROUS, || {
+        if a.pids
+            .iter()
+            .any(|&pid| pid != stays && process::alive(pid))
+        {
+            return false;
+        }
+        let before = process::switches(zygote);
+        std::thread::sleep(Duration::from_millis(100));
+        process::switches(zygote) == before
+    });
     immortal.freeze(false);
     fleet.wait_gone(&a, since);
     wait_dead([frozen, zygote]);
