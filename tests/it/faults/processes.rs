@@ -1082,6 +1082,55 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
     fleet.stop();
 }
 
+/// A job may start a daemon.
+#[test]
+fn a_daemon_below_a_stopped_guard_does_not_end_itself() {
+    let mut fleet = fleet(1).witness("a", "for=5", "").start();
+    fleet.instances[0].kill();
+    let dir = tempfile::tempdir().expect("a directory");
+    // Nobody looks before it is stopped.
+    let script = "shift 3
+        (until grep -q 'T (stopped)' /proc/$$/status; do sleep 0.01; done; exec \"$@\") &
+        kill -STOP $$
+        wait";
+    std::fs::write(dir.path().join("__guard"), script).expect("a script");
+    let guard = |of: &std::process::Command| {
+        let mut sh = process::mortal("sh");
+        let run = uuid::Uuid::new_v4().to_string();
+        sh.args(["__guard", "b", &run, "of=1"]);
+        sh.arg(of.get_program()).args(of.get_args());
+        sh.envs(
+            of.get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
+        sh.current_dir(dir.path())
+            .stdout(std::process::Stdio::null());
+        sh.spawn().expect("a shell")
+    };
+    let child = |of: &std::process::Child, what: &str| {
+        wait_for("a child", GENEROUS, || {
+            let mut children = process::children(of.id()).into_iter();
+            children.find(|pid| process::command_line(*pid).starts_with(what))
+        })
+    };
+    let mut sleep = std::process::Command::new("sleep");
+    let mut other = guard(sleep.arg("1000"));
+    child(&other, "sleep");
+    let mut daemon = fleet.instances[0].command();
+    daemon.arg("run").env("SOLOIST_FAILPOINT", "end_helpless");
+    let mut above = guard(&daemon);
+    let program = soloist().display().to_string();
+    let daemon = child(&above, &program);
+    wait_until("it has ended the run of the other guard", GENEROUS, || {
+        other.try_wait().is_ok_and(|status| status.is_some())
+    });
+    fleet.wait_more_runs(1);
+    process::signal(daemon, Signal::TERM);
+    wait_dead([daemon]);
+    assert_eq!(above.try_wait().expect("our child"), None);
+    above.kill().and_then(|()| above.wait()).expect("it ends");
+}
+
 /// One of its runs has a process that does not die, and a frozen guard; the guard of the other was killed with it.
 #[test]
 fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
