@@ -356,7 +356,10 @@ impl<'a> Walk<'a> {
         while !self.at.left.is_empty() {
             let next = self.at.next();
             match self.at.best(&self.at.followers(&next)) {
-                Some(i) => self.take(i, None, states),
+                Some(i) => match self.same_again(&next, i) {
+                    Some(j) => self.jump_to(j, Jump::Lost, states),
+                    None => self.take(i, None, states),
+                },
                 None => self.jump(&next, states),
             }
         }
@@ -383,6 +386,27 @@ impl<'a> Walk<'a> {
         }));
     }
 
+    /// `i` follows, but a loss may have come before it: one of `next` may have put the same state there again after the
+    /// loss. Then `i` comes after that one.
+    fn same_again(&self, next: &[usize], i: usize) -> Option<usize> {
+        let state = self.at.state.filter(|_| self.lost_before(i))?;
+        let again = |&j: &usize| {
+            let Transition { before, after, .. } = *self.at.step(j);
+            before != after && after == state && !self.at.follows(j) && self.lost_before(j)
+        };
+        let j = next.iter().copied().find(again)?;
+        let mut near = self.at.clone();
+        near.left.truncate(WINDOW);
+        let reach = |i| near.reach(i, &mut HashSet::new());
+        (reach(j) > reach(i)).then_some(j)
+    }
+
+    /// The data was lost before `i`, as another incarnation or the heartbeats tell.
+    fn lost_before(&self, i: usize) -> bool {
+        let loss = self.losses.found.get(self.losses_used);
+        self.at.other_data(i) || loss.is_some_and(|from| *from <= self.at.step(i).now_us)
+    }
+
     /// None of `next` follows.
     fn jump(&mut self, next: &[usize], states: &mut States) {
         let Some(state) = self.at.state else { return };
@@ -407,13 +431,7 @@ impl<'a> Walk<'a> {
             }
         }
         let Some(&i) = heads.first() else { return };
-        let step = self.at.step(i);
-        let loss = self.losses.found.get(self.losses_used);
-        let lost_now = loss.is_some_and(|from| *from <= step.now_us);
-        let jump = if self.at.other_data(i) {
-            Jump::Lost
-        } else if lost_now {
-            self.losses_used += 1;
+        let jump = if self.lost_before(i) {
             Jump::Lost
         } else if self.may_be_lost(i) && self.began_anew(i, states) {
             Jump::Unseen
@@ -423,8 +441,15 @@ impl<'a> Walk<'a> {
         } else {
             Jump::Unexplained
         };
+        self.jump_to(i, jump, states);
+    }
+
+    fn jump_to(&mut self, i: usize, jump: Jump, states: &mut States) {
+        if jump == Jump::Lost && !self.at.other_data(i) {
+            self.losses_used += 1;
+        }
         // Others may have seen that state, too.
-        self.at.move_to(step.before, None);
+        self.at.move_to(self.at.step(i).before, None);
         self.take(i, Some(jump), states);
     }
 

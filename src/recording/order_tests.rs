@@ -367,6 +367,44 @@ fn what_was_put_back_without_an_answer_is_known_after_a_loss_that_no_heartbeat_c
     assert_eq!(order, expected);
 }
 
+/// Each time the same is put back, and others see or change it before whoever put it there is answered.
+#[test]
+fn a_state_that_is_there_again_after_another_loss_is_left_after_that_loss() {
+    for incarnation in ["a", "b"] {
+        for next in [cancel(), skip(2)] {
+            let mut told = told();
+            let remember = || {
+                let Question::Register(mut question) = register("") else {
+                    unreachable!()
+                };
+                question.remembered.skip = 1;
+                Question::Register(question)
+            };
+            let first = told.ask(skip(1), (0, 10, 20), true);
+            told.loses_its_data();
+            let put = told.ask(remember(), (60, 70, 80), true);
+            told.loses_its_data();
+            told.incarnation = incarnation;
+            let put_again = told.ask(remember(), (101, 110, 900), true);
+            let sees = told.ask(next, (100, 111, 800), true);
+            let later = told.ask(skip(3), (1000, 1010, 1020), true);
+            let mut losses = found(50);
+            if incarnation == "a" {
+                losses.found.push(T + 90 * MS);
+            }
+            let (order, lost) = (told.order(&losses), Some(Jump::Lost));
+            let expected = [
+                (first, None),
+                (put, lost),
+                (put_again, lost),
+                (sees, None),
+                (later, None),
+            ];
+            assert_eq!(order, expected, "{incarnation}");
+        }
+    }
+}
+
 /// A loss takes everything: a state that is there, and follows from nothing, is none.
 #[test]
 fn a_state_that_is_not_gone_is_judged_whatever_the_heartbeats_can_tell() {
