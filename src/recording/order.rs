@@ -313,13 +313,12 @@ impl<'a> Place<'a> {
         if followers.len() < 2 {
             return followers.first().copied();
         }
-        let mut near = self.clone();
-        near.left.truncate(WINDOW);
+        let near = self.near();
         let mut seen = HashSet::new();
         // The first of the best.
         let mut best = None;
         for &i in followers {
-            let reach = near.reach(i, &mut seen);
+            let reach = near.reach(i, None, &mut seen);
             if best.is_none_or(|(most, _)| reach > most) {
                 best = Some((reach, i));
             }
@@ -327,20 +326,41 @@ impl<'a> Place<'a> {
         best.map(|(_, i)| i)
     }
 
-    /// How many follow one upon the other if `i` is taken, by the best way that is found. `seen`: from where it was
-    /// looked before, which is not looked at again.
-    fn reach(&self, i: usize, seen: &mut HashSet<(VecDeque<usize>, Option<Id>)>) -> usize {
+    /// The same, without what is far from being next.
+    fn near(&self) -> Self {
+        Self {
+            left: self.left.iter().copied().take(WINDOW).collect(),
+            left_states: self.left_states.clone(),
+            ..*self
+        }
+    }
+
+    /// How many follow one upon the other if `i` is taken, by the best way that is found. `again`: when none follows,
+    /// this one may come next, after a loss; true: also in the same incarnation. `seen`: from where it was looked
+    /// before, which is not looked at again.
+    fn reach(
+        &self,
+        i: usize,
+        mut again: Option<(usize, bool)>,
+        seen: &mut HashSet<(VecDeque<usize>, Option<Id>)>,
+    ) -> usize {
         let mut at = self.clone();
         at.take(i, false);
         let mut far = 1;
         loop {
-            match at.followers(&at.next())[..] {
-                [] => return far,
+            let next = at.next();
+            match at.followers(&next)[..] {
+                [] => match again.take() {
+                    Some((j, found)) if next.contains(&j) && (found || at.other_data(j)) => {
+                        at.take(j, true);
+                    }
+                    _ => return far,
+                },
                 [one] => at.take(one, false),
                 ref some => {
                     let further =
                         match seen.len() < TRIES && seen.insert((at.left.clone(), at.state)) {
-                            true => some.iter().map(|&i| at.reach(i, seen)).max(),
+                            true => some.iter().map(|&i| at.reach(i, again, seen)).max(),
                             false => None,
                         };
                     return far + further.unwrap_or(0);
@@ -357,7 +377,7 @@ impl<'a> Walk<'a> {
             let next = self.at.next();
             match self.at.best(&self.at.followers(&next)) {
                 Some(i) => match self.same_again(&next, i) {
-                    Some(j) => self.jump_to(j, Jump::Lost, states),
+                    Some(j) => self.jump(&[j], states),
                     None => self.take(i, None, states),
                 },
                 None => self.jump(&next, states),
@@ -386,25 +406,37 @@ impl<'a> Walk<'a> {
         }));
     }
 
-    /// `i` follows, but a loss may have come before it: one of `next` may have put the same state there again after the
-    /// loss. Then `i` comes after that one.
+    /// `i` follows, but a loss may have come before it: by the same store's clock, one of `next` may have put the same
+    /// state there again after the loss and before `i`. If more follows so, `i` comes after that one.
     fn same_again(&self, next: &[usize], i: usize) -> Option<usize> {
-        let state = self.at.state.filter(|_| self.lost_before(i))?;
+        let state = self.at.state.filter(|_| self.maybe_lost_before(i))?;
+        let then = self.at.step(i);
         let again = |&j: &usize| {
-            let Transition { before, after, .. } = *self.at.step(j);
-            before != after && after == state && !self.at.follows(j) && self.lost_before(j)
+            let step = self.at.step(j);
+            let there = step.before != step.after && step.after == state;
+            there
+                && step.incarnation == then.incarnation
+                && step.now_us <= then.now_us
+                && !self.at.follows(j)
+                && self.maybe_lost_before(j)
         };
         let j = next.iter().copied().find(again)?;
-        let mut near = self.at.clone();
-        near.left.truncate(WINDOW);
-        let reach = |i| near.reach(i, &mut HashSet::new());
-        (reach(j) > reach(i)).then_some(j)
+        let near = self.at.near();
+        // What was decided before the loss, and that one after it.
+        let otherwise = Some((j, self.found_before(j)));
+        let reach = |i, again| near.reach(i, again, &mut HashSet::new());
+        (reach(j, None) > reach(i, otherwise)).then_some(j)
     }
 
-    /// The data was lost before `i`, as another incarnation or the heartbeats tell.
-    fn lost_before(&self, i: usize) -> bool {
+    /// Another incarnation or the heartbeats tell of a loss, and the data may have been lost before `i`.
+    fn maybe_lost_before(&self, i: usize) -> bool {
+        self.at.other_data(i) || self.found_before(i)
+    }
+
+    /// The heartbeats tell of a loss, and it may have come before `i`.
+    fn found_before(&self, i: usize) -> bool {
         let loss = self.losses.found.get(self.losses_used);
-        self.at.other_data(i) || loss.is_some_and(|from| *from <= self.at.step(i).now_us)
+        loss.is_some_and(|from| *from <= self.at.step(i).now_us)
     }
 
     /// None of `next` follows.
@@ -421,17 +453,13 @@ impl<'a> Walk<'a> {
             .partition(|&&i| !led_to.contains(&self.at.step(i).before));
         heads.extend(others);
         for &i in &heads {
-            if let Some(between) = self.unanswered(state, i, states) {
-                for decided in between {
-                    self.open.retain(|&j| j != decided.operation);
-                    self.decided.push(decided);
-                }
+            if self.take_unanswered(state, i, states) {
                 self.at.move_to(self.at.step(i).before, None);
                 return self.take(i, None, states);
             }
         }
         let Some(&i) = heads.first() else { return };
-        let jump = if self.lost_before(i) {
+        let jump = if self.maybe_lost_before(i) {
             Jump::Lost
         } else if self.may_be_lost(i) && self.began_anew(i, states) {
             Jump::Unseen
@@ -468,10 +496,12 @@ impl<'a> Walk<'a> {
     /// state: only a loss of data does.
     fn began_anew(&mut self, i: usize, states: &mut States) -> bool {
         let nothing = states.id(None);
-        if self.at.step(i).before == nothing {
-            return true;
-        }
-        let Some(between) = self.unanswered(nothing, i, states) else {
+        self.at.step(i).before == nothing || self.take_unanswered(nothing, i, states)
+    }
+
+    /// Takes questions without an answer that lead from a state to that before `i`, if there are such.
+    fn take_unanswered(&mut self, from: Id, i: usize, states: &States) -> bool {
+        let Some(between) = self.unanswered(from, i, states) else {
             return false;
         };
         for decided in between {

@@ -367,42 +367,113 @@ fn what_was_put_back_without_an_answer_is_known_after_a_loss_that_no_heartbeat_c
     assert_eq!(order, expected);
 }
 
-/// Each time the same is put back, and others see or change it before whoever put it there is answered.
+/// The same after each loss.
+fn remember() -> Question {
+    let Question::Register(mut question) = register("") else {
+        unreachable!("it registers a job")
+    };
+    question.remembered.skip = 1;
+    Question::Register(question)
+}
+
+/// After the second loss, another question sees or changes it before the one that put it back is answered.
 #[test]
 fn a_state_that_is_there_again_after_another_loss_is_left_after_that_loss() {
-    for incarnation in ["a", "b"] {
-        for next in [cancel(), skip(2)] {
-            let mut told = told();
-            let remember = || {
-                let Question::Register(mut question) = register("") else {
-                    unreachable!()
-                };
-                question.remembered.skip = 1;
-                Question::Register(question)
-            };
-            let first = told.ask(skip(1), (0, 10, 20), true);
-            told.loses_its_data();
-            let put = told.ask(remember(), (60, 70, 80), true);
-            told.loses_its_data();
-            told.incarnation = incarnation;
-            let put_again = told.ask(remember(), (101, 110, 900), true);
-            let sees = told.ask(next, (100, 111, 800), true);
-            let later = told.ask(skip(3), (1000, 1010, 1020), true);
-            let mut losses = found(50);
-            if incarnation == "a" {
-                losses.found.push(T + 90 * MS);
-            }
-            let (order, lost) = (told.order(&losses), Some(Jump::Lost));
-            let expected = [
-                (first, None),
-                (put, lost),
-                (put_again, lost),
-                (sees, None),
-                (later, None),
-            ];
-            assert_eq!(order, expected, "{incarnation}");
+    for (incarnation, next) in [("a", skip(2)), ("b", skip(2)), ("b", cancel())] {
+        let mut told = told();
+        let first = told.ask(skip(1), (0, 10, 20), true);
+        told.loses_its_data();
+        let put = told.ask(remember(), (60, 70, 80), true);
+        told.loses_its_data();
+        told.incarnation = incarnation;
+        let put_again = told.ask(remember(), (101, 110, 900), true);
+        let leaves = told.ask(next, (100, 111, 800), true);
+        let later = told.ask(skip(3), (1000, 1010, 1020), true);
+        let mut losses = found(50);
+        if incarnation == "a" {
+            losses.found.push(T + 90 * MS);
         }
+        let (order, lost) = (told.order(&losses), Some(Jump::Lost));
+        let expected = [
+            (first, None),
+            (put, lost),
+            (put_again, lost),
+            (leaves, None),
+            (later, None),
+        ];
+        assert_eq!(order, expected, "{incarnation}");
     }
+}
+
+#[test]
+fn what_left_a_state_before_a_loss_stands_before_it_though_that_state_is_there_again() {
+    for seen in [false, true] {
+        let mut told = told();
+        let first = told.ask(skip(1), (0, 10, 20), true);
+        told.loses_its_data();
+        let put = told.ask(remember(), (60, 70, 80), true);
+        let leaves = told.ask(skip(2), (85, 95, 800), true);
+        told.loses_its_data();
+        let put_again = told.ask(remember(), (101, 110, if seen { 900 } else { 120 }), true);
+        if seen {
+            told.ask(cancel(), (100, 111, 800), true);
+        }
+        let later = told.ask(skip(3), (1000, 1010, 1020), true);
+        let mut losses = found(50);
+        losses.found.push(T + 90 * MS);
+        let mut order = told.order(&losses);
+        order.retain(|(i, _)| [first, put, leaves, put_again, later].contains(i));
+        let lost = Some(Jump::Lost);
+        let expected = [
+            (first, None),
+            (put, lost),
+            (leaves, None),
+            (put_again, lost),
+            (later, None),
+        ];
+        assert_eq!(order, expected, "{seen}");
+    }
+}
+
+/// The server was restarted with its data, and then somebody changed that.
+#[test]
+fn a_state_that_was_seen_in_another_incarnation_is_not_put_there_by_what_came_later() {
+    let mut told = told();
+    let first = told.ask(skip(1), (0, 10, 20), true);
+    told.incarnation = "b";
+    let seen = told.ask(cancel(), (30, 40, 800), true);
+    told.state.as_mut().expect("a state").off = 9;
+    let odd = told.ask(register(""), (45, 50, 60), true);
+    let later = told.ask(skip(3), (900, 910, 920), true);
+    let order = told.order(&Losses::default());
+    let odd = (odd, Some(Jump::Unexplained));
+    assert_eq!(order, [(first, None), (seen, None), odd, (later, None)]);
+}
+
+/// What this job never needed excuses one change that follows from nothing, and no more.
+#[test]
+fn a_loss_from_before_the_first_answer_does_not_undo_a_change_of_the_incarnation() {
+    let mut told = told();
+    told.loses_its_data();
+    let put = told.ask(remember(), (5, 10, 20), true);
+    let leaves = told.ask(skip(2), (30, 40, 800), true);
+    told.loses_its_data();
+    told.incarnation = "b";
+    let put_again = told.ask(remember(), (45, 50, 60), true);
+    let mut odd = |times| {
+        told.state.as_mut().expect("a state").off += 9;
+        told.ask(skip(3), times, true)
+    };
+    let odd = [(70, 80, 90), (100, 110, 120)].map(&mut odd);
+    let lost = Some(Jump::Lost);
+    let expected = [
+        (put, None),
+        (leaves, None),
+        (put_again, lost),
+        (odd[0], lost),
+        (odd[1], Some(Jump::Unexplained)),
+    ];
+    assert_eq!(told.order(&found(1)), expected);
 }
 
 /// A loss takes everything: a state that is there, and follows from nothing, is none.

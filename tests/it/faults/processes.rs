@@ -1016,10 +1016,14 @@ fn a_frozen_guard_whose_command_has_ended_keeps_the_outcome() {
     assert_eq!(record["outcome"], "succeeded", "{record}");
 }
 
+/// A daemon that ends the runs of dead daemons at its start does so on the whole host, also those of another test.
+static ENDS_HELPLESS: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
+
 /// Nobody else is left who could: the zygote is frozen, too, and `exec` has none. What only looks like such a guard
 /// costs nobody else's run.
 #[test]
 fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
+    let _alone = ENDS_HELPLESS.lock();
     let Some(freezer) = TestCgroup::new() else {
         return skip("no cgroup v2 that we may write to");
     };
@@ -1085,12 +1089,13 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
 /// A job may start a daemon.
 #[test]
 fn a_daemon_below_a_stopped_guard_does_not_end_itself() {
+    let _alone = ENDS_HELPLESS.lock();
     let mut fleet = fleet(1).witness("a", "for=5", "").start();
     fleet.instances[0].kill();
     let dir = tempfile::tempdir().expect("a directory");
     // Nobody looks before it is stopped.
     let script = "shift 3
-        (until grep -q 'T (stopped)' /proc/$$/status; do sleep 0.01; done; exec \"$@\") &
+        (until grep -q 'T (stopped)' /proc/$$/status; do kill -0 $$ || exit; sleep 0.01; done; exec \"$@\") &
         kill -STOP $$
         wait";
     std::fs::write(dir.path().join("__guard"), script).expect("a script");
@@ -1113,8 +1118,7 @@ fn a_daemon_below_a_stopped_guard_does_not_end_itself() {
             children.find(|pid| process::command_line(*pid).starts_with(what))
         })
     };
-    let mut sleep = std::process::Command::new("sleep");
-    let mut other = guard(sleep.arg("1000"));
+    let mut other = guard(process::mortal("sleep").arg("1000"));
     child(&other, "sleep");
     let mut daemon = fleet.instances[0].command();
     daemon.arg("run").env("SOLOIST_FAILPOINT", "end_helpless");
@@ -1159,7 +1163,7 @@ fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
     fleet.instances[0].kill();
     fleet.wait_gone(&b, since);
     assert!(process::alive(stays) && process::alive(zygote));
-    // It dies between two tries of the zygote, which then must know that its guard is not one whose run had ended.
+    // What stays dies between two tries of the zygote, which must still know that it had begun to end that run.
     wait_until("the zygote has tried, and rests", GENEROUS, || {
         if a.pids
             .iter()
@@ -1169,7 +1173,7 @@ fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
         }
         let before = process::switches(zygote);
         std::thread::sleep(Duration::from_millis(100));
-        process::switches(zygote) == before
+        before.is_some() && process::switches(zygote) == before
     });
     immortal.freeze(false);
     fleet.wait_gone(&a, since);
