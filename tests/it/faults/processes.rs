@@ -1035,7 +1035,7 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
     let dir = tempfile::tempdir().expect("a directory");
     std::fs::write(dir.path().join("__guard"), "sleep 1000 & wait").expect("a script");
     let mut fake = process::mortal("sh");
-    fake.args(["__guard", "b", &stays.run, "of=1"])
+    fake.args(["__guard", "b", &stays.run, "of=4194305"])
         .current_dir(dir.path());
     let mut fake = fake.spawn().expect("a shell");
     let zygote = zygote(daemon);
@@ -1102,7 +1102,7 @@ fn a_daemon_below_a_stopped_guard_does_not_end_itself() {
     let guard = |of: &std::process::Command| {
         let mut sh = process::mortal("sh");
         let run = uuid::Uuid::new_v4().to_string();
-        sh.args(["__guard", "b", &run, "of=1"]);
+        sh.args(["__guard", "b", &run, "of=4194305"]);
         sh.arg(of.get_program()).args(of.get_args());
         sh.envs(
             of.get_envs()
