@@ -4,7 +4,7 @@ use std::{future::Future, sync::Arc};
 
 use axum::{
     Extension,
-    body::Bytes,
+    body::{Bytes, HttpBody},
     extract::{FromRequest, Request, State},
     http::{StatusCode, header},
     response::Response,
@@ -78,12 +78,17 @@ impl<S: Send + Sync, T: Said> FromRequest<S> for Json<T> {
                 ),
             );
         }
+        let too_large = || {
+            let detail = format!("the body has more than {BODY_MOST} bytes");
+            Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).hint("send less")
+        };
+        // What its headers announce is not waited for.
+        if request.body().size_hint().lower() > BODY_MOST as u64 {
+            return Err(too_large());
+        }
         let body = Bytes::from_request(request, state).await;
         let body = body.map_err(|e| match e.status() {
-            StatusCode::PAYLOAD_TOO_LARGE => {
-                let detail = format!("the body has more than {BODY_MOST} bytes");
-                Problem::new(StatusCode::PAYLOAD_TOO_LARGE, detail).hint("send less")
-            }
+            StatusCode::PAYLOAD_TOO_LARGE => too_large(),
             _ => Problem::bad("the body does not arrive as its headers say")
                 .hint("send as many bytes as `Content-Length` has"),
         })?;

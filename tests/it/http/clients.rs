@@ -98,6 +98,14 @@ fn garbage_ends_its_own_connection_only() {
     post(&at, "/api/v1/jobs/a/pause", &reason).of(400);
     let huge = format!("{{\"key\": \"{}\"}}", "x".repeat(100_000));
     post(&at, "/api/v1/jobs/a/trigger", &huge).of(413);
+    // One that is only announced is not asked for.
+    let mut c = Connection::open(&at);
+    let head = "POST /api/v1/jobs/a/trigger HTTP/1.1\r\nHost: localhost\r\n\
+        Content-Type: application/json\r\nContent-Length: 65537\r\nExpect: 100-continue\r\n\r\n";
+    c.write_all(head.as_bytes()).expect("send");
+    let mut said = [0; 13];
+    c.read_exact(&mut said).expect("an answer");
+    assert_eq!(&said, b"HTTP/1.1 413 ");
     unharmed(&fleet, &at);
 }
 
