@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::file::unmarked;
+
 /// What a token allows; each role includes the ones before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -71,7 +73,7 @@ pub(crate) fn name(text: &str) -> Result<String, String> {
 /// The first line that is not understood.
 pub(crate) fn parse(text: &str) -> Result<Vec<Token>, Wrong> {
     let mut all: Vec<Token> = vec![];
-    for (at, line) in text.lines().enumerate() {
+    for (at, line) in unmarked(text).lines().enumerate() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
             continue;
@@ -120,7 +122,7 @@ mod tests {
     fn a_line_has_a_name_a_role_and_a_hash() {
         let hash = "0f".repeat(32);
         let text = format!(
-            "# who\n\nann operate sha256:{hash}\n  bob\tread sha256:{}\n",
+            "\u{feff}# who\n\nann operate sha256:{hash}\n  bob\tread sha256:{}\n",
             hash.to_uppercase()
         );
         let all = parse(&text).expect("sound");

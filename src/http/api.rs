@@ -126,8 +126,15 @@ impl Args {
 
     /// An instant, in Unix milliseconds.
     pub(super) fn instant(&self, name: &str) -> Result<Option<i64>, Problem> {
-        let read = self.given(name).next().map(instant).transpose();
-        read.map_err(|why| Problem::bad(format!("`{name}`: {why}")))
+        let given = self.given(name).next();
+        given.map(instant).transpose().map_err(|why| {
+            let problem = Problem::bad(format!("`{name}`: {why}"));
+            let meant = given.unwrap_or_default().replace(' ', "+");
+            match instant(&meant) {
+                Ok(_) => problem.hint("a `+` in a query stands for a blank: write it as `%2B`"),
+                Err(_) => problem,
+            }
+        })
     }
 
     pub(super) fn is_set(&self, name: &str) -> Result<bool, Problem> {

@@ -26,6 +26,7 @@ use super::{
     api::{Args, json},
     auth::Caller,
     board::{Inner, Instances, Job, StoreView},
+    headers::accepts,
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -331,12 +332,6 @@ pub(super) async fn events(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let args = Args::of(&uri, &["since", "feed"], &[])?;
-    let text = |name: header::HeaderName| {
-        headers
-            .get(name)
-            .and_then(|v| v.to_str().ok())
-            .unwrap_or_default()
-    };
     // Whatever it holds, it says that the client wants to go on.
     let last = headers
         .get("last-event-id")
@@ -348,7 +343,7 @@ pub(super) async fn events(
         );
     }
     let cursor = last.as_deref().or(given);
-    if text(header::ACCEPT).contains("text/event-stream") {
+    if accepts(&headers, "text/event-stream") {
         return stream(&app, caller, cursor);
     }
     let feed = args.is_set("feed")?;

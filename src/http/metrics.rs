@@ -19,7 +19,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::{App, board::Inner, problem::Problem};
+use super::{App, board::Inner, headers::accepts, problem::Problem};
 use crate::vitals::Figures;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -47,11 +47,7 @@ pub(super) async fn metrics(
     registry.register_collector(Box::new(Metrics(app)));
     let mut text = String::new();
     encode(&mut text, &registry).map_err(|_| Problem::internal("cannot write the metrics"))?;
-    let accept = headers
-        .get(header::ACCEPT)
-        .and_then(|v| v.to_str().ok())
-        .unwrap_or_default();
-    let (text, kind) = match accept.contains("application/openmetrics-text") {
+    let (text, kind) = match accepts(&headers, "application/openmetrics-text") {
         true => (text, OPENMETRICS),
         false => (classic(&text), CLASSIC),
     };

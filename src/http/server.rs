@@ -29,7 +29,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
     sync::{Semaphore, watch},
-    time::{Instant, Sleep},
+    time::{Instant, MissedTickBehavior, Sleep},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::task::TaskTracker;
@@ -64,7 +64,7 @@ const HEAD_MOST: usize = 16 << 10;
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// A client must take bytes within this time.
 const TAKE_WITHIN: Duration = Duration::from_secs(30);
-/// How often to try to listen again.
+/// How often to try to listen again, and to look whether the path of a socket still leads to it.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 /// After the instance was told to end, answers may take this much longer.
 const FINISH_WITHIN: Duration = Duration::from_millis(500);
@@ -96,62 +96,113 @@ pub(super) async fn serve(
     router: Router,
     mut reloads: watch::Receiver<Arc<Config>>,
 ) {
-    let Some(listener) = listen(&app).await else {
-        return;
+    let mut server = Server {
+        app: app.clone(),
+        router,
+        places: Places::new(CONNECTIONS),
+        refusals: Arc::new(Semaphore::new(REFUSALS)),
+        connections: TaskTracker::new(),
+        refused: Throttle::default(),
+        full: Throttle::default(),
+        fresh: 0,
     };
-    info!("serving HTTP at {}", listener.shown);
-    let places = Places::new(CONNECTIONS);
-    let refusals = Arc::new(Semaphore::new(REFUSALS));
-    let tracker = TaskTracker::new();
-    let mut refused = Throttle::default();
-    let mut full = Throttle::default();
-    let mut fresh = 0;
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Ok(()) = reloads.changed() => {
-                if let Some(certificate) = &listener.tls {
-                    certificate.reload();
+    while let Some(listener) = listen(&app).await {
+        info!("serving HTTP at {}", listener.shown);
+        match server.accept_from(&listener, &mut reloads).await {
+            Over::Ends => break,
+            Over::Lost => warn!(
+                "nobody can reach HTTP at {} any more: somebody removed or replaced the socket; making a new one",
+                listener.shown
+            ),
+        }
+    }
+    server.connections.close();
+    let _ = tokio::time::timeout(FINISH_WITHIN, server.connections.wait()).await;
+}
+
+/// Why an instance accepts no more connections from a listener.
+enum Over {
+    /// The instance ends.
+    Ends,
+    /// The path of its socket leads there no more.
+    Lost,
+}
+
+/// What all connections share, whichever listener they came by.
+struct Server {
+    app: Arc<App>,
+    router: Router,
+    places: Arc<Places>,
+    refusals: Arc<Semaphore>,
+    connections: TaskTracker,
+    refused: Throttle,
+    full: Throttle,
+    /// So many connections were accepted since one was looked at.
+    fresh: usize,
+}
+
+impl Server {
+    async fn accept_from(
+        &mut self,
+        listener: &Listener,
+        reloads: &mut watch::Receiver<Arc<Config>>,
+    ) -> Over {
+        let mut look = tokio::time::interval(LISTEN_AGAIN);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                Ok(()) = reloads.changed() => {
+                    if let Some(certificate) = &listener.tls {
+                        certificate.reload();
+                    }
+                    continue;
                 }
-                continue;
-            }
-            () = app.finish.cancelled() => break,
-        };
-        let stream = match accepted {
-            Ok(stream) => stream,
-            Err(e) => {
-                // Most likely there are too many open files: the connection stays in the queue.
-                if refused.lets(Boottime::now(), Duration::from_secs(10)) {
-                    warn!(error = %e, "cannot accept a connection for HTTP");
+                _ = look.tick() => match listener.is_lost() {
+                    true => return Over::Lost,
+                    false => continue,
+                },
+                () = self.app.finish.cancelled() => return Over::Ends,
+            };
+            match accepted {
+                Ok(stream) => self.take(stream, listener).await,
+                Err(e) => {
+                    // Most likely there are too many open files: the connection stays in the queue.
+                    if self.refused.lets(Boottime::now(), Duration::from_secs(10)) {
+                        warn!(error = %e, "cannot accept a connection for HTTP");
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
             }
-        };
-        match places.take(Instant::now()) {
+        }
+    }
+
+    async fn take(&mut self, stream: Accepted, listener: &Listener) {
+        match self.places.take(Instant::now()) {
             Some((place, made_room)) => {
-                if made_room && full.lets(Boottime::now(), Duration::from_secs(60)) {
+                if made_room && self.full.lets(Boottime::now(), Duration::from_secs(60)) {
                     warn!(
                         "{CONNECTIONS} connections for HTTP are open: each new one ends the one that has waited longest \
                         for a request"
                     );
                 }
                 let tls = listener.tls.as_ref().map(Certificate::acceptor);
-                let connection = connection(app.clone(), router.clone(), stream, tls, place);
-                drop(tracker.spawn(connection));
+                let (app, router) = (self.app.clone(), self.router.clone());
+                let connection = connection(app, router, stream, tls, place);
+                drop(self.connections.spawn(connection));
                 // What has arrived on these connections counts before the next one may take the place of one of them.
                 // Not after each: a turn of another client's lists comes in between.
-                fresh += 1;
-                if fresh == FRESH || places.are_taken() {
-                    fresh = 0;
+                self.fresh += 1;
+                if self.fresh == FRESH || self.places.are_taken() {
+                    self.fresh = 0;
                     tokio::task::yield_now().await;
                 }
             }
             None => {
-                if refused.lets(Boottime::now(), Duration::from_secs(10)) {
+                if self.refused.lets(Boottime::now(), Duration::from_secs(10)) {
                     warn!("refused a connection: {CONNECTIONS} others are being answered");
                 }
-                if let Ok(permit) = refusals.clone().try_acquire_owned() {
+                if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
                     let plain = listener.tls.is_none();
                     tokio::spawn(async move {
                         let _permit = permit;
@@ -161,9 +212,6 @@ pub(super) async fn serve(
             }
         }
     }
-    drop(listener);
-    tracker.close();
-    let _ = tokio::time::timeout(FINISH_WITHIN, tracker.wait()).await;
 }
 
 /// Says that there are too many connections, where that can be said without a handshake.
@@ -419,10 +467,17 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// Nobody can reach this socket: its file was removed, or another one has its name.
+    fn is_lost(&self) -> bool {
+        matches!(&self.socket, Socket::Unix(_, path, own) if file_of(path) != Some(*own))
+    }
+}
+
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Socket::Unix(_, path, own) = &self.socket
-            && file_of(path) == Some(*own)
+        if let Socket::Unix(_, path, _) = &self.socket
+            && !self.is_lost()
         {
             let _ = std::fs::remove_file(path);
         }

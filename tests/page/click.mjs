@@ -726,6 +726,37 @@ async function readers() {
   await tab(own.url.c, own.tokens.operate, async () => saw(`an instance to read: “${await looksOnly()}”`));
 }
 
+/** Somebody gives a token another role: the page knows it without a reload. */
+async function otherRole() {
+  if (!own) return;
+  const file = readFileSync(own.tokensFile, 'utf8');
+  const button = (what, off) => until(what, (o) => [...document.querySelectorAll('.hd button')].some((b) =>
+    b.textContent.startsWith('Trigger') && (b.getAttribute('aria-disabled') === 'true') === o), off);
+  await tab(own.url.a, own.tokens.read, async () => {
+    await go('#/job/talks');
+    await button('a button that is off', true);
+    writeFileSync(own.tokensFile, file.replace(/^(\S+) read /m, '$1 operate '));
+    await button('a button that is on', false);
+    writeFileSync(own.tokensFile, file);
+    await button('a button that is off again', true);
+  });
+  saw('a token with another role, without a reload');
+}
+
+/** What is shown for copying is understood, whatever the names are. */
+async function commandLines() {
+  await go('#/overview');
+  const lines = await page.evaluate(async () => {
+    const { commandLine } = await import('./static/format.js');
+    return [commandLine('trigger', ['quick'], { '--key': 'page-1' }), commandLine('trigger', ['-q'], { '--key': '-k' }),
+      commandLine('pause', ['=ls'], { '--reason': "it's\n$(id)" }), commandLine('why', ['--help', '2026-01-01T00:00:00Z'])];
+  });
+  const wanted = ['soloist trigger quick --key page-1', 'soloist trigger --key=-k -- -q',
+    `soloist pause '=ls' --reason 'it'\\''s\n$(id)'`, 'soloist why -- --help 2026-01-01T00:00:00Z'];
+  if (lines.join('|') !== wanted.join('|')) throw new Error(`command lines: ${lines.join('|')}`);
+  saw('command lines for copying');
+}
+
 /** Words of people and of a configuration, wherever they are shown. */
 async function hostileWords() {
   if (!own) return;
@@ -1140,8 +1171,8 @@ try {
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
     countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, longLists,
-    hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers,
-    streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
+    hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, otherRole,
+    commandLines, streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];
   const only = process.env.STEPS?.split(',');
   for (const step of steps) if (!only || only.includes(step.name)) await step();

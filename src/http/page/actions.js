@@ -2,7 +2,7 @@
 // same.
 import { html, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, forbidden, known, now, onEvent, useTopics } from './store.js';
-import { clean, left, many, meant, ms, shell, when, zoneName } from './format.js';
+import { clean, commandLine, left, many, meant, ms, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Copy, Txt, say, useLoaded } from './parts.js';
 
@@ -31,7 +31,8 @@ function Affected({ job, until }) {
 
 const when2 = (t) => `${when(t, now())} ${zoneName}`;
 
-// Each act: its question, what it does, its fields, what is sent, and the command line. `v` has the fields' values.
+// Each act: its question, what it does, its fields, what is sent, and the options of the command line. `v` has the
+// fields' values.
 const ACTS = {
   trigger: {
     title: (n) => html`Run <${Txt}>${n}<//> once more, now?`,
@@ -42,7 +43,7 @@ const ACTS = {
     fields: [{ name: 'key', label: 'Key', hint: () =>
       'The same key runs the job only once within 7 days, so two clicks are one run.' }],
     body: (v) => (v.key ? { key: v.key } : {}),
-    command: (n, v) => ['trigger', n, ...(v.key ? ['--key', v.key] : [])],
+    options: (v) => (v.key ? { '--key': v.key } : {}),
     button: (n) => html`Trigger <${Txt}>${n}<//>`,
     done: (a) => (a.known ? 'A trigger with this key was there already; it runs only once.' : 'Triggered.'),
     event: 'triggered',
@@ -67,10 +68,10 @@ const ACTS = {
     wrong: (v) => v.until.trim() && !(meant(v.until, now()) > now()),
     body: (v) => ({ ...(v.until.trim() && { until: iso(meant(v.until, now())) }), ...(v.reason.trim() && {
       reason: v.reason.trim() }) }),
-    command: (n, v) => {
+    options: (v) => {
       const t = meant(v.until, now());
-      return ['pause', n, ...(t ? ['--until', iso(t).replace('.000Z', 'Z')] : []), ...(v.reason.trim() ? ['--reason',
-        v.reason.trim()] : [])];
+      return { ...(t && { '--until': iso(t).replace('.000Z', 'Z') }), ...(v.reason.trim() && {
+        '--reason': v.reason.trim() }) };
     },
     button: (n) => html`Pause <${Txt}>${n}<//>`,
     done: () => 'Paused.',
@@ -95,7 +96,7 @@ const ACTS = {
       ? 'None: an earlier request is taken back.' : '0 takes an earlier request back.') }],
     wrong: (v) => !/^\d{1,6}$/.test(v.n),
     body: (v) => ({ n: Number(v.n) }),
-    command: (n, v) => ['skip', n, '-n', v.n],
+    options: (v) => ({ '-n': v.n }),
     button: (n, v) => (v.n === '0' ? 'Skip none' : `Skip ${v.n}`),
     done: (a) => clean(a.detail || 'Noted.'),
   },
@@ -140,7 +141,7 @@ function Ask({ kind, target, close }) {
   const [state, setState] = useState({});
   const job = a.instance ? null : known.jobs.get(target);
   const why = forbidden();
-  const command = ['soloist', ...(a.command ? a.command(target, v) : [kind, target])].map(shell).join(' ');
+  const command = commandLine(kind, [target], a.options?.(v));
   const wrong = why || state.busy || a.wrong?.(v);
   const send = async (e) => {
     e.preventDefault();

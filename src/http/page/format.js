@@ -111,7 +111,15 @@ export const visible = (text) => String(text ?? '').replace(/\r\n/g, '\n').repla
 export const clean = (text) => visible(text).replace(/[\n\t]/g, (c) => (c === '\n' ? '\\n' : '\\t'));
 
 /** A word for a shell, quoted if it needs to be. */
-export const shell = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${String(word).replace(/'/g, "'\\''")}'`);
+const shell = (word) => (/^[\w@%+:,./-][\w@%+=:,./-]*$/.test(word) ? word
+  : `'${String(word).replace(/'/g, "'\\''")}'`);
+/** A command line of soloist, to be copied. Names and values may begin with `-`. */
+export function commandLine(verb, names, options = {}) {
+  const words = Object.entries(options).flatMap(([option, value]) => (value.startsWith('-') ? [`${option}=${value}`]
+    : [option, value]));
+  const all = names.some((name) => name.startsWith('-')) ? [...words, '--', ...names] : [...names, ...words];
+  return ['soloist', verb, ...all].map(shell).join(' ');
+}
 
 let shared = new Set();
 const host = (id) => clean(id).replace(/-[0-9a-f]{4}$/, '');

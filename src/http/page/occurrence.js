@@ -1,7 +1,8 @@
 // One occurrence, in a panel beside its job: why there, why not elsewhere, and what it wrote.
 import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, events, known, now, useTopics } from './store.js';
-import { bytes, clean, hms, hmsm, left, many, ms, shell, short, signalName, took, visible, when } from './format.js';
+import { bytes, clean, commandLine, hms, hmsm, left, many, ms, short, signalName, took, visible, when } from
+  './format.js';
 import { Icon } from './icons.js';
 import { cause, word } from './judge.js';
 import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded } from './parts.js';
@@ -186,7 +187,7 @@ export function Occurrence({ job, at, items, round }) {
   const state = wait ? 'retry' : last?.outcome ?? (at > now() ? 'planned' : 'unknown');
   const panel = useRef();
   useEffect(() => panel.current?.focus({ preventScroll: true }), []);
-  const command = `soloist why ${shell(job.job)} ${iso}`;
+  const command = commandLine('why', [job.job, iso]);
   return html`<aside class="side" aria-label="Occurrence" ref=${panel} tabindex="-1">
     <div class="hd"><${Icon} k=${state} /><h2>${when(at, now())}</h2><span class=${`x-${state}`}>${state === 'planned'
       ? 'planned' : last || wait ? word(state) : ''}</span><span class="sp"></span>

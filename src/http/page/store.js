@@ -315,6 +315,21 @@ function feed(event) {
   changed('feed');
 }
 
+/** Whoever gives a token another role restarts nothing. Another instance may answer: see `load`. */
+async function allowed() {
+  const session = await ask('session').catch(() => null);
+  // A token that is gone ends the stream.
+  if (session?.role == null) return;
+  sessionIs(session);
+  changed('session');
+}
+
+function sessionIs(session) {
+  // The page may not understand all that another version says.
+  known.otherVersion ||= known.session != null && known.session.version !== session.version;
+  known.session = session;
+}
+
 /** Writes that this page has asked for wait here for the event that shows them. */
 const watchers = new Set();
 export function onEvent(f) {
@@ -335,6 +350,7 @@ function take({ event, data }) {
     changed('jobs');
   } else if (event === 'instances') {
     setInstances(data);
+    if (known.session?.tokens) allowed();
   } else {
     if (event === 'store') storeIs(data);
     feed({ kind: event, ...data });
@@ -359,9 +375,7 @@ async function load() {
   const lists = Promise.all([ask(begins ? 'jobs?recent=1' : 'jobs', soon), ask('instances', soon)]);
   lists.catch(() => {});
   const session = await ask('session', soon);
-  // The page may not understand all that another version says.
-  known.otherVersion ||= known.session != null && known.session.version !== session.version;
-  known.session = session;
+  sessionIs(session);
   if (session.role == null) {
     // Not if the instance cannot tell who may do what: then the page asks again, with the token that it has.
     await lists.catch((error) => {

@@ -541,6 +541,9 @@ fn bodies_are_taken_as_described(at: &str, document: &Value) {
     let said = get(at, &asked).of(400)["hint"].to_string();
     assert!(said.contains("repeat the arguments"), "{said}");
     get(at, "/api/v1/events?since=").of(400);
+    // Who refuses a stream gets none.
+    let listed = get(at, "/api/v1/events").header("Accept", "text/event-stream;q=0");
+    assert!(listed.of(200)["events"].is_array());
     for (path, operations) in document["paths"].as_object().expect("paths") {
         for (method, operation) in operations.as_object().expect("operations") {
             // Each refuses what no request may have, as a foreign host.
@@ -553,6 +556,10 @@ fn bodies_are_taken_as_described(at: &str, document: &Value) {
     for instant in ["-62135596800001", "253402207200001"] {
         get(at, &format!("/api/v1/plan?from={instant}")).of(400);
     }
+    let east = get(at, "/api/v1/plan?from=2026-11-26T11:00:00+01:00").of(400);
+    let hint = east["hint"].as_str().unwrap_or_default();
+    assert!(hint.contains("%2B"), "{east}");
+    get(at, "/api/v1/plan?from=2026-11-26T11:00:00%2B01:00").of(200);
     for instant in [
         "-62135596800000",
         "-1",

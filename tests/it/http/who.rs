@@ -71,6 +71,45 @@ fn without_tokens_an_address_can_be_read_and_a_socket_written() {
     assert!(!Path::new(&at).exists(), "it leaves its socket behind");
 }
 
+/// Whatever cleans a directory up, and whoever takes the name: the instance is reached at it again, or says why not.
+#[test]
+fn a_socket_that_is_removed_is_made_anew() {
+    let mut fleet = fleet(1)
+        .sqlite()
+        .http("listen = \"unix:{id}.sock\"")
+        .job("job", JOB)
+        .start();
+    let at = fleet.http(0);
+    known(&at, |ask| ask);
+    // It goes on meanwhile.
+    let mut stream = get(&at, "/api/v1/events").stream();
+    let answers = || {
+        wait_until("an answer", GENEROUS, || {
+            std::os::unix::net::UnixStream::connect(&at).is_ok()
+        });
+        get(&at, "/api/v1/session").of(200);
+    };
+    std::fs::remove_file(&at).expect("remove");
+    answers();
+    let mode = std::fs::symlink_metadata(&at)
+        .expect("a socket")
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o660);
+    fleet.wait_log(0, "somebody removed or replaced");
+    // Another program's stays where it is, until that lets go.
+    let other = Path::new(&at).with_extension("other");
+    let theirs = std::os::unix::net::UnixListener::bind(&other).expect("bind");
+    std::fs::rename(&other, &at).expect("rename");
+    fleet.wait_log(0, "another program listens there");
+    drop(theirs);
+    answers();
+    post(&at, "/api/v1/jobs/job/pause", "{}").of(200);
+    stream.of_job("paused", "job");
+    fleet.stop();
+    assert!(!Path::new(&at).exists(), "it leaves its socket behind");
+}
+
 #[test]
 fn whoever_only_reads_changes_nothing_nor_does_anybody_where_that_is_said() {
     let mut plan = fleet(1).sqlite().job("job", JOB);
