@@ -87,7 +87,9 @@ pub(crate) fn command(name: &str, arguments: &[&str]) -> String {
     }
     for argument in arguments {
         out.push(' ');
-        match !argument.is_empty() && argument.chars().all(plain) {
+        // zsh takes `=ls` for the path of ls.
+        let plain = argument.chars().all(plain) && !argument.starts_with('=');
+        match !argument.is_empty() && plain {
             true => out += argument,
             false => out += &format!("'{}'", argument.replace('\'', "'\\''")),
         }
@@ -163,6 +165,7 @@ mod tests {
             (&["--help", "x"], "soloist why -- --help x"),
             (&["it's", "a b", ""], "soloist why 'it'\\''s' 'a b' ''"),
             (&["$(x)"], "soloist why '$(x)'"),
+            (&["=ls", "a=b"], "soloist why '=ls' a=b"),
         ] {
             assert_eq!(command("why", arguments), shown);
         }

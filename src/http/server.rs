@@ -147,7 +147,7 @@ impl Server {
         listener: &Listener,
         reloads: &mut watch::Receiver<Arc<Config>>,
     ) -> Over {
-        let mut look = tokio::time::interval(LISTEN_AGAIN);
+        let mut look = tokio::time::interval_at(Instant::now() + LISTEN_AGAIN, LISTEN_AGAIN);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let accepted = tokio::select! {
@@ -422,7 +422,8 @@ struct Listener {
 
 enum Socket {
     Tcp(TcpListener),
-    /// With the file's device and inode: at its end the listener removes its own socket, and no other.
+    /// With the [`number`] of its file: by that the listener knows whether its path still leads to it, and at its end
+    /// removes its own socket, and no other.
     Unix(UnixListener, PathBuf, (u64, u64)),
 }
 
@@ -465,28 +466,33 @@ impl Listener {
             Socket::Unix(listener, ..) => Accepted::Unix(listener.accept().await?.0),
         })
     }
-}
 
-impl Listener {
-    /// Nobody can reach this socket: its file was removed, or another one has its name.
+    /// Nobody can reach this socket: its file was removed, or another one has its name. A path that cannot be looked at
+    /// says nothing.
     fn is_lost(&self) -> bool {
-        matches!(&self.socket, Socket::Unix(_, path, own) if file_of(path) != Some(*own))
+        let Socket::Unix(_, path, own) = &self.socket else {
+            return false;
+        };
+        match std::fs::metadata(path) {
+            Ok(there) => number(&there) != *own,
+            Err(e) => e.kind() == io::ErrorKind::NotFound,
+        }
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Socket::Unix(_, path, _) = &self.socket
-            && !self.is_lost()
+        if let Socket::Unix(_, path, own) = &self.socket
+            && std::fs::symlink_metadata(path).is_ok_and(|there| number(&there) == *own)
         {
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
-fn file_of(path: &Path) -> Option<(u64, u64)> {
-    let m = std::fs::symlink_metadata(path).ok()?;
-    Some((m.dev(), m.ino()))
+/// Device and inode. While a socket is bound to a file, no other file gets them.
+fn number(file: &std::fs::Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
 }
 
 /// Makes a socket that its owner and group may use.
@@ -498,7 +504,15 @@ async fn bind(path: &Path) -> Result<Socket, String> {
                     .to_owned(),
             );
         }
-        if UnixStream::connect(path).await.is_ok() {
+        // What refuses is dead. One that is busy, or that lets only others in, is not.
+        let listens = match UnixStream::connect(path).await {
+            Ok(_) => true,
+            Err(e) => !matches!(
+                e.kind(),
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+            ),
+        };
+        if listens {
             return Err("another program listens there; choose another name in [http]".to_owned());
         }
     }
@@ -509,8 +523,9 @@ async fn bind(path: &Path) -> Result<Socket, String> {
     let bound = || -> io::Result<Socket> {
         let listener = UnixListener::bind(&made)?;
         std::fs::set_permissions(&made, std::fs::Permissions::from_mode(0o660))?;
+        // Before it has the name that others may take, too.
+        let own = number(&std::fs::symlink_metadata(&made)?);
         std::fs::rename(&made, path)?;
-        let own = file_of(path).unwrap_or_default();
         Ok(Socket::Unix(listener, path.to_owned(), own))
     };
     bound().map_err(|e| {

@@ -1,6 +1,6 @@
 // Clicks through the page, as a person does, and says what it saw. See README.md.
 import { execSync } from 'node:child_process';
-import { mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, renameSync, writeFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import puppeteer from 'puppeteer-core';
 import { stage } from './stage.mjs';
@@ -730,14 +730,19 @@ async function readers() {
 async function otherRole() {
   if (!own) return;
   const file = readFileSync(own.tokensFile, 'utf8');
+  // At once: of a file that is empty for a moment the page learns by another way.
+  const put = (text) => {
+    writeFileSync(`${own.tokensFile}.new`, text, { mode: 0o600 });
+    renameSync(`${own.tokensFile}.new`, own.tokensFile);
+  };
   const button = (what, off) => until(what, (o) => [...document.querySelectorAll('.hd button')].some((b) =>
     b.textContent.startsWith('Trigger') && (b.getAttribute('aria-disabled') === 'true') === o), off);
   await tab(own.url.a, own.tokens.read, async () => {
     await go('#/job/talks');
     await button('a button that is off', true);
-    writeFileSync(own.tokensFile, file.replace(/^(\S+) read /m, '$1 operate '));
+    put(file.replace(/^(\S+) read /m, '$1 operate '));
     await button('a button that is on', false);
-    writeFileSync(own.tokensFile, file);
+    put(file);
     await button('a button that is off again', true);
   });
   saw('a token with another role, without a reload');
@@ -749,10 +754,12 @@ async function commandLines() {
   const lines = await page.evaluate(async () => {
     const { commandLine } = await import('./static/format.js');
     return [commandLine('trigger', ['quick'], { '--key': 'page-1' }), commandLine('trigger', ['-q'], { '--key': '-k' }),
-      commandLine('pause', ['=ls'], { '--reason': "it's\n$(id)" }), commandLine('why', ['--help', '2026-01-01T00:00:00Z'])];
+      commandLine('pause', ['a'], { '--reason': "it's\n$(id)" }), commandLine('skip', ['-q'], { '-n': '1' }),
+      commandLine('trigger', ['a'], { '--key': '=ls' }), commandLine('why', ['--help', '2026-01-01T00:00:00Z'])];
   });
   const wanted = ['soloist trigger quick --key page-1', 'soloist trigger --key=-k -- -q',
-    `soloist pause '=ls' --reason 'it'\\''s\n$(id)'`, 'soloist why -- --help 2026-01-01T00:00:00Z'];
+    `soloist pause a --reason 'it'\\''s\n$(id)'`, 'soloist skip -n 1 -- -q',
+    `soloist trigger a --key '=ls'`, 'soloist why -- --help 2026-01-01T00:00:00Z'];
   if (lines.join('|') !== wanted.join('|')) throw new Error(`command lines: ${lines.join('|')}`);
   saw('command lines for copying');
 }

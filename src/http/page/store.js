@@ -315,19 +315,20 @@ function feed(event) {
   changed('feed');
 }
 
-/** Whoever gives a token another role restarts nothing. Another instance may answer: see `load`. */
+let asking = false;
+/**
+ * Asks again what the token may do: its role may change while the stream goes on. Takes nothing else, because behind a
+ * load balancer another instance may answer. A token that is gone ends the stream.
+ */
 async function allowed() {
-  const session = await ask('session').catch(() => null);
-  // A token that is gone ends the stream.
-  if (session?.role == null) return;
-  sessionIs(session);
+  if (asking || document.hidden) return;
+  asking = true;
+  const before = token();
+  const { role } = await ask('session', { within: SILENT_MS }).catch(() => ({}));
+  asking = false;
+  if (role == null || role === known.session.role || token() !== before) return;
+  known.session = { ...known.session, role };
   changed('session');
-}
-
-function sessionIs(session) {
-  // The page may not understand all that another version says.
-  known.otherVersion ||= known.session != null && known.session.version !== session.version;
-  known.session = session;
 }
 
 /** Writes that this page has asked for wait here for the event that shows them. */
@@ -375,7 +376,9 @@ async function load() {
   const lists = Promise.all([ask(begins ? 'jobs?recent=1' : 'jobs', soon), ask('instances', soon)]);
   lists.catch(() => {});
   const session = await ask('session', soon);
-  sessionIs(session);
+  // The page may not understand all that another version says.
+  known.otherVersion ||= known.session != null && known.session.version !== session.version;
+  known.session = session;
   if (session.role == null) {
     // Not if the instance cannot tell who may do what: then the page asks again, with the token that it has.
     await lists.catch((error) => {

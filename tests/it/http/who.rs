@@ -1,7 +1,8 @@
 //! Who may do what: hosts, tokens, roles, sites.
 
 use std::{
-    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    os::fd::AsRawFd as _,
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::Path,
     process::Command,
     time::Instant,
@@ -101,7 +102,14 @@ fn a_socket_that_is_removed_is_made_anew() {
     let other = Path::new(&at).with_extension("other");
     let theirs = std::os::unix::net::UnixListener::bind(&other).expect("bind");
     std::fs::rename(&other, &at).expect("rename");
+    let inode = || std::fs::symlink_metadata(&at).expect("a socket").ino();
+    let of_theirs = inode();
+    // Busy: nobody takes the connections that wait, and there is no place for one more.
+    // SAFETY: the descriptor is open, and stays so.
+    assert_eq!(unsafe { libc::listen(theirs.as_raw_fd(), 0) }, 0);
+    let _waits = std::os::unix::net::UnixStream::connect(&at).expect("connect");
     fleet.wait_log(0, "another program listens there");
+    assert_eq!(inode(), of_theirs);
     drop(theirs);
     answers();
     post(&at, "/api/v1/jobs/job/pause", "{}").of(200);
