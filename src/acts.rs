@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use jiff::{Timestamp, civil, tz::TimeZone};
+use jiff::{Timestamp, civil, fmt::temporal::Pieces, tz::TimeZone};
 
 use crate::{
     clock::Boottime,
@@ -210,22 +210,27 @@ pub(crate) fn until(name: &str, text: &str, zone: &str, now: i64) -> Result<i64,
             "write 2026-12-24T18:00:00+01:00, 2026-12-24T18:00 (in the job's time zone), or a duration as 2h",
         )
     };
+    let far = || {
+        Refusal::usage(
+            format!("{name} `{}`: out of range", words::line(text)),
+            "write an instant before 9999-12-30T22:00:00Z; without any, it is paused until somebody resumes it",
+        )
+    };
     let tz = TimeZone::get(zone).unwrap_or(TimeZone::UTC);
     let at = if let Ok(t) = text.parse::<Timestamp>() {
         t
     } else if let Ok(local) = text.parse::<civil::DateTime>() {
         tz.to_ambiguous_zoned(local)
             .compatible()
-            .map_err(|_| bad("out of range"))?
+            .map_err(|_| far())?
             .timestamp()
     } else if let Ok(span) = text.parse::<jiff::Span>() {
         let start = Timestamp::from_millisecond(now)
-            .map_err(|_| bad("out of range"))?
+            .map_err(|_| far())?
             .to_zoned(tz);
-        start
-            .checked_add(span)
-            .map_err(|_| bad("out of range"))?
-            .timestamp()
+        start.checked_add(span).map_err(|_| far())?.timestamp()
+    } else if Pieces::parse(text).is_ok_and(|p| p.time().is_some() && p.offset().is_some()) {
+        return Err(far());
     } else {
         return Err(bad("not understood"));
     };
@@ -557,6 +562,12 @@ mod tests {
         ] {
             let got = until("until", text, zone, NOW).map(words::instant);
             assert_eq!(got.ok().as_deref(), Some(want), "{text}");
+        }
+        for text in ["9999-12-31T23:59:59Z", "9999-12-31T23:59", "8000y"] {
+            let Err(Refusal::Usage { message, .. }) = until("until", text, "UTC", NOW) else {
+                panic!("{text} is understood");
+            };
+            assert!(message.contains("out of range"), "{message}");
         }
         for text in ["", "soon", "2020-01-01T00:00:00Z", "-2h", "0s", "20000y"] {
             let refused = until("until", text, "UTC", NOW);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use axum::http::{HeaderMap, Method, StatusCode, Uri, header};
+use axum::http::{HeaderMap, Method, Request, StatusCode, Uri, Version, header};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use parking_lot::Mutex;
 use ring::digest;
@@ -78,13 +78,9 @@ impl Gate {
     }
 
     /// Judges a request by its head. The caller's role is None where none is needed.
-    pub(super) fn judge(
-        &self,
-        method: &Method,
-        uri: &Uri,
-        headers: &HeaderMap,
-    ) -> Result<Caller, Problem> {
-        self.check_host(uri, headers)?;
+    pub(super) fn judge<B>(&self, request: &Request<B>) -> Result<Caller, Problem> {
+        let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+        self.check_host(request.version(), uri, headers)?;
         let reads = matches!(*method, Method::GET | Method::HEAD);
         let basic = reads && is_calendar(uri.path());
         let offered = |problem: Problem| Problem { basic, ..problem };
@@ -201,7 +197,7 @@ impl Gate {
             .is_ok_and(|all| all.iter().any(|t| Some(t.sha256) == caller.token))
     }
 
-    fn check_host(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+    fn check_host(&self, version: Version, uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
         let Some(hosts) = &self.hosts else {
             return Ok(());
         };
@@ -210,7 +206,9 @@ impl Gate {
             .iter()
             .map(|v| v.to_str().unwrap_or_default());
         let first = named.next();
-        if first.is_none() || named.next().is_some() {
+        // HTTP/1.0 knows no `Host`, and each browser sends it: who leaves it out is a simple probe.
+        let missing = first.is_none() && version != Version::HTTP_10;
+        if missing || named.next().is_some() {
             return Err(Problem::bad("the header `Host` must be there once"));
         }
         let in_uri = uri.authority().map(|a| a.as_str());

@@ -379,10 +379,7 @@ async fn answer(
     answering: &Answering,
 ) -> axum::response::Response {
     let path = request.uri().path().to_owned();
-    let mut response = match app
-        .gate
-        .judge(request.method(), request.uri(), request.headers())
-    {
+    let mut response = match app.gate.judge(&request) {
         Err(problem) => problem.into_response(),
         Ok(caller) => {
             request.extensions_mut().insert(caller);

@@ -411,6 +411,8 @@ async function maps() {
 
 /** What somebody typed wrongly into the address. */
 async function wrongAddresses() {
+  await go('#/constructor');
+  await until('that there is no such screen', () => /no such screen/.test(document.querySelector('main').textContent));
   await go('#/load?day=2026-99-99');
   await settled();
   if ((await text('main')).includes('NaN')) troubles.push('a day that is none is shown');
@@ -681,12 +683,16 @@ async function narrowJob() {
   const [last] = await answered('a run', 'jobs/quick/runs?limit=1', (a) => a.runs?.length && a.runs);
   await go(`#/job/quick?o=${Date.parse(last.occurrence)}`);
   await until('the occurrence', () => document.querySelector('.side .why'));
-  for (const width of [340, 390, 700, 800, 900, 1000, 1100, 1200, 1300, 1440]) {
+  for (const width of [320, 340, 390, 700, 800, 900, 1000, 1100, 1200, 1300, 1440]) {
     await page.setViewport({ width, height: 900 });
     await settled();
     const broken = await page.evaluate(brokenWords);
     if (broken.length) troubles.push(`words of a job are broken at a width of ${width}: ${broken}`);
-    const wide = await page.evaluate(() => document.scrollingElement.scrollWidth);
+    const wide = await page.evaluate(() => {
+      // As long as a name of an instance may be.
+      document.querySelectorAll('.hist tbody .h-on').forEach((on) => { on.firstChild.textContent = 'x'.repeat(100); });
+      return document.scrollingElement.scrollWidth;
+    });
     if (wide > width) troubles.push(`a job is ${wide} pixels wide in a window of ${width}`);
   }
   saw(`the days and dates of a job on a phone: ${names}`);

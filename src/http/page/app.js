@@ -154,7 +154,7 @@ const HINTS = {
   instances: [['j k', 'move'], ['d', 'drain']],
   events: [['j k', 'move'], ['Enter', 'open'], ['/', 'filter']],
 };
-const Hints = ({ screen }) => html`<footer class="keys" aria-label="Keys">${(HINTS[screen] || []).map(([k, text]) =>
+const Hints = ({ screen }) => html`<footer class="keys" aria-label="Keys">${(Object.hasOwn(HINTS, screen) ? HINTS[screen] : []).map(([k, text]) =>
   html`<span key=${k}>
   <kbd>${k}</kbd>${text}</span>`)}<span><kbd>Ctrl K</kbd>find</span><span><kbd>?</kbd>all keys</span></footer>`;
 

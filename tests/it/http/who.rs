@@ -1,6 +1,7 @@
 //! Who may do what: hosts, tokens, roles, sites.
 
 use std::{
+    io::{BufReader, Write as _},
     os::fd::AsRawFd as _,
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::Path,
@@ -8,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use super::client::{Ask, get, post};
+use super::client::{Ask, Connection, get, post, read};
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, fleet},
@@ -343,6 +344,31 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
             );
         }
     }
+    // A probe of HTTP/1.0 names none; later versions must.
+    let raw = |request: &str| {
+        let mut c = Connection::open(&at);
+        c.write_all(request.as_bytes()).expect("send");
+        read(&mut BufReader::new(c)).expect("an answer").status
+    };
+    assert_eq!(
+        raw("GET /healthz HTTP/1.0
+
+"),
+        200
+    );
+    assert_eq!(
+        raw("GET /healthz HTTP/1.0
+Host: evil.example
+
+"),
+        421
+    );
+    assert_eq!(
+        raw("GET /healthz HTTP/1.1
+
+"),
+        400
+    );
     // In the request line, too.
     assert_eq!(status(get(&at, "http://evil.example/api/v1/jobs")), 421);
     let by_socket = self::fleet(1)
