@@ -1701,6 +1701,8 @@ async fn a_stopped_guard_does_not_let_a_command_outlive_its_lease() {
     spec.kill_budget = Duration::from_secs(64);
     let deadline = spec.deadline + spec.kill_budget;
     let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
+    // The guard, too, may be slow to say that it has executed the command; else nobody would know.
+    running.started().await.expect("started");
     until_async("the tree has grown", || tree.complete()).await;
     let members = tree.members();
     kill(
@@ -1734,6 +1736,7 @@ async fn a_stopped_guard_does_not_save_a_command_from_its_timeout_or_from_a_stop
             ..tree.spec("wait")
         };
         let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
+        running.started().await.expect("started");
         until_async("the tree has grown", || tree.complete()).await;
         let members = tree.members();
         kill(
@@ -1787,6 +1790,7 @@ async fn a_frozen_guard_saves_a_command_neither_from_its_timeout_nor_from_a_stop
             ..spec
         };
         let mut running = forking().await.start(spec, OUTPUT).expect("a guard");
+        running.started().await.expect("started");
         until_async("the tree has grown", || tree.complete()).await;
         let members = tree.members();
         let guard = running.guard_pid().expect("a pid");
