@@ -192,8 +192,8 @@ after_half sh -c "$last" ./test.sh --checks >"$work/checks" 2>&1 &
 reading=$!
 # Most of them wait, for leases and for seconds to pass: more run at one time than there are cores. These wait most, so
 # some of them run all the time.
-step integration tests integration "--test it" "--test-threads=10 faults:: fleet:: guard::" \
-    "--test-threads=14 --skip faults:: --skip fleet:: --skip guard::"
+step integration tests integration "--test it" "--test-threads=8 faults:: fleet:: guard::" \
+    "--test-threads=11 --skip faults:: --skip fleet:: --skip guard::"
 step page page
 step checks wait "$reading"
 cat "$work/checks"

@@ -79,11 +79,11 @@ fn a_seed_gives_the_same_trace_each_time() {
     assert!(a.starts > 20 && a.faults > 3, "{}", a.trace);
 }
 
-/// Seeds from SOLOIST_SEED (default 0), SOLOIST_SEEDS of them (default 50), two at a time, each with
+/// Seeds from SOLOIST_SEED (default 0), SOLOIST_SEEDS of them (default 30), two at a time, each with
 /// SOLOIST_STORMY seconds of faults (default 12) and SOLOIST_CALM seconds after them (default 30).
 #[test]
 fn the_promises_hold_for_each_seed() {
-    let (first, seeds) = (number("SOLOIST_SEED", 0), number("SOLOIST_SEEDS", 50));
+    let (first, seeds) = (number("SOLOIST_SEED", 0), number("SOLOIST_SEEDS", 30));
     let begun = std::time::Instant::now();
     let next = std::sync::atomic::AtomicU64::new(first);
     let work = || {

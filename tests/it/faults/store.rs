@@ -196,7 +196,11 @@ fn what_people_asked_for_outlasts_that_a_job_is_removed_and_the_data_is_lost() {
 /// Its holder hears that the run is not known, and has its lease put back.
 #[test]
 fn a_run_longer_than_its_lease_outlives_the_loss_of_all_data() {
-    let mut fleet = fleet(3).witness("long", "for=5000 beat=5", "").start();
+    // For the lease see `holding`.
+    let mut fleet = fleet(3)
+        .default("lease", "\"4s\"")
+        .witness("long", "for=9000 beat=5", "")
+        .start();
     for round in 0..2 {
         let (_, run) = fleet.wait_holder("long");
         match round {
