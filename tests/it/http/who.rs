@@ -350,25 +350,10 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
         c.write_all(request.as_bytes()).expect("send");
         read(&mut BufReader::new(c)).expect("an answer").status
     };
-    assert_eq!(
-        raw("GET /healthz HTTP/1.0
-
-"),
-        200
-    );
-    assert_eq!(
-        raw("GET /healthz HTTP/1.0
-Host: evil.example
-
-"),
-        421
-    );
-    assert_eq!(
-        raw("GET /healthz HTTP/1.1
-
-"),
-        400
-    );
+    assert_eq!(raw("GET /healthz HTTP/1.0\r\n\r\n"), 200);
+    let evil = "GET /healthz HTTP/1.0\r\nHost: evil.example\r\n\r\n";
+    assert_eq!(raw(evil), 421);
+    assert_eq!(raw("GET /healthz HTTP/1.1\r\n\r\n"), 400);
     // In the request line, too.
     assert_eq!(status(get(&at, "http://evil.example/api/v1/jobs")), 421);
     let by_socket = self::fleet(1)
