@@ -416,6 +416,8 @@ impl Listing {
 
     fn piece(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut out = std::mem::take(&mut self.out);
+        // With room for most jobs' last line, so that it need not grow.
+        out.reserve(PIECE + PIECE / 8);
         let inner = self.app.board.read();
         let before = self.after.clone();
         for job in inner.after(before.as_ref()) {
