@@ -227,36 +227,35 @@ impl Gate {
 
     /// Refuses what a page of another site has a browser send.
     fn check_site(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        let text = |name: &str| headers.get(name).map(|v| v.to_str().unwrap_or("?"));
-        let refused = || {
-            Problem::new(
-                StatusCode::FORBIDDEN,
-                "a page of another site sent this request",
-            )
-            .hint("use soloist's own page, or a program that sends no `Origin`")
+        // Browsers send each once; whoever sends more must be right with all.
+        let all = |name: &str| {
+            let values = headers.get_all(name).iter();
+            values.map(|v| v.to_str().unwrap_or("?"))
         };
-        if let Some(site) = text("sec-fetch-site")
-            && !["same-origin", "none"].contains(&site)
-        {
-            return Err(refused());
-        }
-        if let Some(origin) = text("origin") {
-            let scheme = if self.http.tls.is_some() {
-                "https"
-            } else {
-                "http"
-            };
-            let host = text("host").unwrap_or_default();
-            let ours = origin.eq_ignore_ascii_case(&format!("{scheme}://{host}"));
-            let public = self.http.public_url.as_deref().is_some_and(|url| {
-                let end = url.find("://").map_or(0, |n| n + 3) + authority(url).len();
-                origin.eq_ignore_ascii_case(&url[..end])
+        let scheme = if self.http.tls.is_some() {
+            "https"
+        } else {
+            "http"
+        };
+        let host = all("host").next().unwrap_or_default();
+        let ours = format!("{scheme}://{host}");
+        let public = self.http.public_url.as_deref().map(|url| {
+            let end = url.find("://").map_or(0, |n| n + 3) + authority(url).len();
+            &url[..end]
+        });
+        let of_own_site = all("sec-fetch-site").all(|site| ["same-origin", "none"].contains(&site))
+            && all("origin").all(|origin| {
+                origin.eq_ignore_ascii_case(&ours)
+                    || public.is_some_and(|url| origin.eq_ignore_ascii_case(url))
             });
-            if !ours && !public {
-                return Err(refused());
-            }
+        if of_own_site {
+            return Ok(());
         }
-        Ok(())
+        Err(Problem::new(
+            StatusCode::FORBIDDEN,
+            "a page of another site sent this request",
+        )
+        .hint("use soloist's own page, or a program that sends no `Origin`"))
     }
 }
 

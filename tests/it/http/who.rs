@@ -2,8 +2,13 @@
 
 use std::{
     io::{BufReader, Write as _},
-    os::fd::AsRawFd as _,
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+    os::{
+        fd::AsRawFd as _,
+        unix::{
+            fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
+            net::{UnixListener, UnixStream},
+        },
+    },
     path::Path,
     process::Command,
     time::Instant,
@@ -86,9 +91,7 @@ fn a_socket_that_is_removed_is_made_anew() {
     // It goes on meanwhile.
     let mut stream = get(&at, "/api/v1/events").stream();
     let answers = || {
-        wait_until("an answer", GENEROUS, || {
-            std::os::unix::net::UnixStream::connect(&at).is_ok()
-        });
+        wait_until("an answer", GENEROUS, || UnixStream::connect(&at).is_ok());
         get(&at, "/api/v1/session").of(200);
     };
     std::fs::remove_file(&at).expect("remove");
@@ -101,14 +104,14 @@ fn a_socket_that_is_removed_is_made_anew() {
     fleet.wait_log(0, "somebody removed or replaced");
     // Another program's stays where it is, until that lets go.
     let other = Path::new(&at).with_extension("other");
-    let theirs = std::os::unix::net::UnixListener::bind(&other).expect("bind");
+    let theirs = UnixListener::bind(&other).expect("bind");
     std::fs::rename(&other, &at).expect("rename");
     let inode = || std::fs::symlink_metadata(&at).expect("a socket").ino();
     let of_theirs = inode();
     // Busy: nobody takes the connections that wait, and there is no place for one more.
     // SAFETY: the descriptor is open, and stays so.
     assert_eq!(unsafe { libc::listen(theirs.as_raw_fd(), 0) }, 0);
-    let _waits = std::os::unix::net::UnixStream::connect(&at).expect("connect");
+    let _waits = UnixStream::connect(&at).expect("connect");
     fleet.wait_log(0, "another program listens there");
     assert_eq!(inode(), of_theirs);
     drop(theirs);
@@ -376,6 +379,9 @@ fn a_page_of_another_site_changes_nothing_and_reads_nothing() {
         ("Origin", "https://localhost"),
         ("Sec-Fetch-Site", "cross-site"),
         ("Sec-Fetch-Site", "same-site"),
+        // Twice.
+        ("Origin", "http://localhost\r\nOrigin: https://evil.example"),
+        ("Sec-Fetch-Site", "none\r\nSec-Fetch-Site: cross-site"),
     ] {
         assert_eq!(
             status(trigger().header(name, value)),
