@@ -329,8 +329,8 @@ fn memory(table: &mut Table, server: &Redis, jobs: usize) {
         } else {
             std::thread::sleep(Duration::from_secs(8));
         }
-        // The rest of RSS are pages of the program and its libraries, which all processes share. The kernel drops them
-        // at will, and maps up to 16 where one is touched: two thirds of the program even without HTTP.
+        // The rest of RSS is pages of the program and its libraries, which all processes share. The kernel drops them
+        // at will, and maps up to 16 where one is touched: so two thirds of the program are there without HTTP, too.
         let taken = ["Rss:", "Anonymous:"].map(|field| memory_kib(daemon.pid(), field) / 1024.0);
         daemon.stop();
         taken

@@ -416,7 +416,7 @@ impl Listing {
 
     fn piece(&mut self) -> serde_json::Result<Vec<u8>> {
         let mut out = std::mem::take(&mut self.out);
-        // With room for most jobs' last line, so that it need not grow.
+        // With room for one more job of the usual size, so that it need not grow.
         out.reserve(PIECE + PIECE / 8);
         let inner = self.app.board.read();
         let before = self.after.clone();
@@ -434,6 +434,8 @@ impl Listing {
             self.after = Some(job.view.job.clone());
         }
         out.extend_from_slice(b"]}");
+        // It may be a small answer that its client does not take.
+        out.shrink_to_fit();
         self.ended = true;
         Ok(out)
     }

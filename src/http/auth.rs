@@ -227,7 +227,7 @@ impl Gate {
 
     /// Refuses what a page of another site has a browser send.
     fn check_site(&self, headers: &HeaderMap) -> Result<(), Problem> {
-        // Browsers send each once; whoever sends more must be right with all.
+        // Browsers send `Sec-Fetch-Site` and `Origin` once; whoever sends more must be right with all of them.
         let all = |name: &str| {
             let values = headers.get_all(name).iter();
             values.map(|v| v.to_str().unwrap_or("?"))

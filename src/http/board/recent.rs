@@ -371,7 +371,7 @@ mod tests {
 
     #[test]
     fn every_outcome_and_trigger_has_its_place() {
-        // A new variant that is missing above would be shown as another one.
+        // A new variant that is missing in the list, or stands elsewhere in it, would be shown as another one.
         for (at, outcome) in Outcome::ALL.iter().enumerate() {
             assert_eq!(*outcome as usize, at);
         }
