@@ -1403,6 +1403,24 @@ mod tests {
     }
 
     #[test]
+    fn an_act_is_told_after_a_thousand_runs() {
+        let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let mut inner = board.inner.write();
+        let told = |kind| Kind::Feed(kind, Box::default());
+        inner.ring.push(0, told("paused"));
+        for _ in 0..3000 {
+            inner.ring.push(0, told("granted"));
+        }
+        let kept = serde_json::json!(super::super::events::kept(&inner));
+        assert_eq!(kept[0]["kind"], "paused");
+        let runs = kept.as_array().map_or(0, |all| all.len() - 1);
+        assert!((1000..2000).contains(&runs), "{runs}");
+        assert_eq!(kept[1]["kind"], "granted");
+        assert_eq!(kept[runs]["cursor"], inner.ring.cursor());
+    }
+
+    #[test]
     fn a_store_that_is_back_has_no_error_any_more() {
         let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
         let board = Board::new(Arc::new(config.expect("valid")), "redis://x");

@@ -36,6 +36,12 @@ use crate::{
 
 /// How many events other than those about jobs the ring has.
 const KEPT: usize = 1024;
+/// How many of those that the ring has dropped, and that no run tells of: people ask for acts after hours, too.
+const RARE: usize = 256;
+/// The kinds of the feed that may come with each run. What they say is in the history.
+const OF_RUNS: [&str; 6] = [
+    "granted", "ended", "missed", "skipped", "unknown", "awaited",
+];
 /// A comment goes over a stream so often, so that nothing on the way takes it for dead.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// The most streams at one time.
@@ -117,6 +123,8 @@ pub(super) struct Ring {
     of_instances: Option<u64>,
     /// The newest event that the ring had to drop.
     dropped: u64,
+    /// The newest of the dropped ones that are not of runs: for the feed alone.
+    rare: BTreeMap<u64, Item>,
 }
 
 impl Ring {
@@ -128,6 +136,7 @@ impl Ring {
             of_jobs: HashMap::new(),
             of_instances: None,
             dropped: 0,
+            rare: BTreeMap::new(),
         }
     }
 
@@ -169,10 +178,16 @@ impl Ring {
             && let Some((seq, item)) = self.items.pop_first()
         {
             self.dropped = seq;
-            match item.kind {
-                Kind::Job(name) => drop(self.of_jobs.remove(&name)),
+            match &item.kind {
+                Kind::Job(name) => drop(self.of_jobs.remove(name)),
                 Kind::Instances => self.of_instances = None,
-                _ => {}
+                Kind::Feed(kind, _) if OF_RUNS.contains(kind) => {}
+                Kind::Feed(..) | Kind::Store(_) | Kind::Removed(_) => {
+                    self.rare.insert(seq, item);
+                    if self.rare.len() > RARE {
+                        self.rare.pop_first();
+                    }
+                }
             }
         }
     }
@@ -256,24 +271,39 @@ fn since<'a>(inner: &'a Inner, after: u64, most: usize) -> (Vec<Event<'a>>, u64)
             reached = seq - 1;
             break;
         }
-        let (kind, data) = match &item.kind {
-            Kind::Job(name) => match inner.job(name) {
-                Some(job) => ("job", Data::Job { job }),
-                None => continue,
-            },
-            Kind::Removed(job) => ("job_removed", Data::Removed { job }),
-            Kind::Instances => ("instances", Data::Instances(inner.instances())),
-            Kind::Store(store) => ("store", Data::Store(store)),
-            Kind::Feed(kind, feed) => (*kind, Data::Feed(feed)),
-        };
-        events.push(Event {
-            cursor: ring.cursor_of(*seq),
-            at: Time(item.at),
-            kind,
-            data,
-        });
+        events.extend(event(inner, *seq, item));
     }
     (events, reached)
+}
+
+/// All events that there are, and the rare ones from before.
+pub(super) fn kept(inner: &Inner) -> Vec<Event<'_>> {
+    let rare = inner.ring.rare.iter();
+    let rare = rare.filter_map(|(seq, item)| event(inner, *seq, item));
+    let (events, _) = since(inner, inner.ring.dropped, usize::MAX);
+    rare.chain(events).collect()
+}
+
+/// None: the job that it tells of is gone.
+fn event<'a>(inner: &'a Inner, seq: u64, item: &'a Item) -> Option<Event<'a>> {
+    let (kind, data) = match &item.kind {
+        Kind::Job(name) => (
+            "job",
+            Data::Job {
+                job: inner.job(name)?,
+            },
+        ),
+        Kind::Removed(job) => ("job_removed", Data::Removed { job }),
+        Kind::Instances => ("instances", Data::Instances(inner.instances())),
+        Kind::Store(store) => ("store", Data::Store(store)),
+        Kind::Feed(kind, feed) => (*kind, Data::Feed(feed)),
+    };
+    Some(Event {
+        cursor: inner.ring.cursor_of(seq),
+        at: Time(item.at),
+        kind,
+        data,
+    })
 }
 
 fn reset(inner: &Inner) -> Event<'static> {
@@ -314,7 +344,7 @@ pub(super) struct Sent {
     tag = "fleet",
     params(
         ("since" = Option<String>, Query, min_length = 1, description = "a cursor; without one, from now on"),
-        ("feed" = Option<bool>, Query, description = "all that is kept of the feed and of the store; not for streams"),
+        ("feed" = Option<bool>, Query, description = "all that is kept of the feed and of the store; acts are kept longer than runs; not for streams"),
         ("Last-Event-ID" = Option<String>, Header, description = "the same, as browsers send it"),
     ),
     responses(
@@ -348,17 +378,15 @@ pub(super) async fn events(
     }
     let feed = args.is_set("feed")?;
     let inner = app.board.read();
+    let latest = inner.ring.latest();
     let position = match cursor {
         Some(cursor) => inner.ring.position(cursor),
-        None if feed => Some(inner.ring.dropped),
-        None => Some(inner.ring.latest()),
+        None => Some(latest),
     };
-    let (mut events, reached, lost) = match position {
-        Some(at) => {
-            let (events, reached) = since(&inner, at, usize::MAX);
-            (events, reached, false)
-        }
-        None => (vec![], inner.ring.latest(), true),
+    let (mut events, reached) = match position {
+        Some(_) if feed && cursor.is_none() => (kept(&inner), latest),
+        Some(at) => since(&inner, at, usize::MAX),
+        None => (vec![], latest),
     };
     if feed {
         events.retain(|e| !matches!(e.data, Data::Job { .. } | Data::Instances(_)));
@@ -366,7 +394,7 @@ pub(super) async fn events(
     let body = Events {
         events,
         cursor: inner.ring.cursor_of(reached),
-        reset: lost,
+        reset: position.is_none(),
     };
     Ok(json(&body))
 }
@@ -519,6 +547,29 @@ mod tests {
         assert_eq!(ring.position(&now), Some(ring.latest()));
         ring.push(0, job("a"));
         assert_eq!(ring.position(&now), Some(ring.latest() - 1));
+    }
+
+    #[test]
+    fn what_runs_tell_pushes_no_act_out_of_the_feed() {
+        let mut ring = Ring::new();
+        let granted = || Kind::Feed("granted", Box::default());
+        for _ in 0..10 {
+            ring.push(0, feed());
+            for _ in 0..KEPT {
+                ring.push(0, granted());
+            }
+        }
+        assert_eq!(ring.items.len(), KEPT);
+        assert_eq!(ring.rare.len(), 10);
+        for _ in 0..2 * KEPT {
+            ring.push(0, feed());
+        }
+        assert_eq!(ring.rare.len(), RARE);
+        // They are the newest of those that the ring lacks.
+        assert_eq!(
+            ring.rare.last_key_value().map(|(seq, _)| *seq),
+            Some(ring.dropped)
+        );
     }
 
     #[test]

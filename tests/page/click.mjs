@@ -431,6 +431,17 @@ async function drain() {
   await until('the drain', () => /draining/.test(document.querySelector('.inst tbody')?.textContent));
   saw('an instance drains');
   await closed();
+  // The palette offers what was typed, and never the opposite.
+  for (const [typed, no] of [['undrain', /^drain /], ['drain', /^undrain /]]) {
+    await ctrlK();
+    await page.keyboard.type(typed);
+    await until(`the offer to ${typed}`, (t) => [...document.querySelectorAll('#offers [role=option]')].some((o) =>
+      o.textContent.startsWith(`${t} `)), typed);
+    const offers = await page.$$eval('#offers [role=option]', (all) => all.map((o) => o.textContent));
+    if (offers.some((o) => no.test(o))) troubles.push(`who typed ${typed} is offered ${offers}`);
+    await page.keyboard.press('Escape');
+    await closed();
+  }
   await click('Undrain', '.inst tbody');
   await click('Undrain it', 'dialog[open]');
   await until('the end of it', () => !/draining/.test(document.querySelector('.inst tbody')?.textContent));

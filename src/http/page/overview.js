@@ -288,8 +288,14 @@ const GROUPS = [['attention', 'slow', 'Attention'], ['running', 'running', 'Runn
 /** A job that runs counts as running, too, if it needs attention. */
 const isOf = (job, group) => (group === 'running' ? job.running.length > 0 : known.states.get(job.job).group === group);
 const nextOf = (j) => ms(j.awaited[0]?.at ?? j.next) ?? Infinity;
-/** A later attempt is not late: it was planned anew. */
-const lateOf = (j) => (j.recent || []).find((r) => r.attempt === 1 && r.lateness_ms != null)?.lateness_ms ?? -1;
+/**
+ * Of the run that the row tells of. A later attempt is not late: it was planned anew. Of one that goes on the instance
+ * says no lateness yet, but when it was granted.
+ */
+function lateOf({ running: [run], recent = [] }) {
+  if (run) return run.attempt === 1 ? Math.max(0, ms(run.started_at) - ms(run.occurrence)) : -1;
+  return recent.find((r) => r.attempt === 1 && r.lateness_ms != null)?.lateness_ms ?? -1;
+}
 const BY = {
   next: (a, b) => nextOf(a) - nextOf(b),
   took: (a, b) => (b.last?.duration_ms || 0) / (b.typical_ms || 1) - (a.last?.duration_ms || 0) / (a.typical_ms || 1),

@@ -57,13 +57,19 @@ function offers(text) {
     return [state.icon, j.job, word(state.key), () => go(jobLink(j.job))];
   }));
   const has = (name) => words.every((w) => name.toLowerCase().includes(w));
-  const instances = (known.instances?.instances || []).filter((i) => words.length && (has(i.instance)
-    || has(`drain ${i.instance}`) || has(`undrain ${i.instance}`)));
-  part('Instances', instances.slice(0, MOST).flatMap((i) => [
-    [i.silent ? 'lease_lost' : 'succeeded', i.instance, i.silent ? 'not heard from' : '', () => go(link('instances'))],
-    ['drain', `${i.draining ? 'undrain' : 'drain'} ${i.instance}`, '', () => act(i.draining ? 'undrain' : 'drain',
-      i.instance)],
-  ]));
+  // Who begins with what to do means no instance of that name, and never the opposite.
+  const drains = ['drain', 'undrain'].includes(first) && first;
+  const doOf = (i) => (i.draining ? 'undrain' : 'drain');
+  const instances = (known.instances?.instances || []).filter((i) => words.length && (drains
+    ? rest.every((w) => i.instance.toLowerCase().includes(w)) : has(`${doOf(i)} ${i.instance}`)));
+  part('Instances', instances.slice(0, MOST).flatMap((i) => {
+    const what = doOf(i);
+    const doing = ['drain', `${what} ${i.instance}`, '', () => act(what, i.instance)];
+    const see = [i.silent ? 'lease_lost' : 'succeeded', i.instance, [i.silent && 'not heard from', i.draining && 'drains']
+      .filter(Boolean).join(', '), () => go(link('instances'))];
+    if (drains) return what === drains ? [doing] : [see];
+    return [see, doing];
+  }));
   const { screen, arg } = here();
   const job = screen === 'job' && known.jobs.get(arg);
   if (job) part('This job', VERBS.filter(([v]) => has(`${v} ${arg}`)).map(([v, icon]) => [icon, `${v} ${arg}`, '', () =>

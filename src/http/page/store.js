@@ -30,6 +30,9 @@ export const known = {
 };
 
 const FEED_KEPT = 2000;
+/** So many of them may be older than what runs tell, which the history has, too. */
+const RARE_KEPT = 300;
+const OF_RUNS = ['granted', 'ended', 'missed', 'skipped', 'unknown', 'awaited'];
 const TRAIL_KEPT = 360;
 /** The server writes a comment each 10 s. What is silent for longer hangs, or is out of reach. */
 const SILENT_MS = 15_000;
@@ -309,9 +312,13 @@ export function place(list, event) {
   list.splice(i, 0, event);
 }
 
+/** What is kept of the feed: runs push no act out of it. */
+const kept = (list) => (list.length <= FEED_KEPT ? list
+  : list.filter((e, i) => i < FEED_KEPT - RARE_KEPT || !OF_RUNS.includes(e.kind)).slice(0, FEED_KEPT));
+
 function feed(event) {
   place(known.feed, event);
-  if (known.feed.length > FEED_KEPT) known.feed.length = FEED_KEPT;
+  known.feed = kept(known.feed);
   changed('feed');
 }
 
@@ -411,7 +418,7 @@ async function history() {
     const seen = new Set(known.feed.map((e) => e.cursor));
     const old = [];
     for (const e of list) if (e.kind !== 'job' && e.kind !== 'instances' && !seen.has(e.cursor)) place(old, e);
-    known.feed = [...known.feed, ...old].slice(0, FEED_KEPT);
+    known.feed = kept([...known.feed, ...old]);
     changed('feed');
   } catch {
     // The list then begins with the next event.
