@@ -1878,8 +1878,9 @@ async fn who_waits_for_what_becomes_no_lock_is_told_so_at_once() {
     let waiter = tokio::spawn(async move { b.lock("k", LONG, LONG).await });
     until("it waits", || subscribers(server, "k") == 1).await;
     let key = "soloist:{k}:lock";
-    server.command::<()>(&["DEL", key]);
-    server.command::<()>(&["RPUSH", key, "a list"]);
+    // In one step: between two the waiter may take it.
+    let script = "redis.call('DEL', KEYS[1]); redis.call('RPUSH', KEYS[1], 'a list')";
+    server.command::<()>(&["EVAL", script, "1", key]);
     let told = within(waiter).await.unwrap();
     assert!(matches!(told, Err(Error::WrongType { .. })), "{told:?}");
 }
