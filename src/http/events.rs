@@ -196,7 +196,7 @@ impl Ring {
 /// An event.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(super) struct Event<'a> {
-    /// To go on after this event.
+    /// To go on after this event. After one that is kept longer, the answer is `reset`.
     cursor: String,
     /// The store's clock, or the time that the fleet uses instead.
     at: Time,
@@ -566,10 +566,24 @@ mod tests {
         }
         assert_eq!(ring.rare.len(), RARE);
         // They are the newest of those that the ring lacks.
-        assert_eq!(
-            ring.rare.last_key_value().map(|(seq, _)| *seq),
-            Some(ring.dropped)
-        );
+        let newest = ring.rare.last_key_value().map(|(seq, _)| *seq);
+        assert_eq!(newest, Some(ring.dropped));
+        // From one of before nobody can go on: runs are lacking.
+        let first = ring.rare.first_key_value().map_or(0, |(seq, _)| *seq);
+        assert_eq!(ring.position(&ring.cursor_of(first)), None);
+        let shown: Vec<u64> = ring.rare.keys().chain(ring.items.keys()).copied().collect();
+        assert!(shown.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn the_page_keeps_what_the_ring_keeps() {
+        let kinds = OF_RUNS.map(|kind| format!("'{kind}'")).join(", ");
+        let store = include_str!("page/store.js");
+        assert!(store.contains(&format!("OF_RUNS = [{kinds}];")), "{kinds}");
+        for kind in OF_RUNS {
+            let list = include_str!("page/events.js");
+            assert!(list.contains(&format!("\n  {kind}: [")), "{kind}");
+        }
     }
 
     #[test]

@@ -192,6 +192,8 @@ async function runsAgain() {
   const chip = () => [...document.querySelectorAll('.bar button')].find((b) => /Running\s*[1-9]/.test(
     b.textContent))?.textContent;
   saw(`a job that needs attention and runs: “${await until('its count', chip)}”`);
+  await until('no lateness of an attempt that was planned anew', () => document.querySelector(
+    'tr[data-job=again] .c-l')?.textContent === '–');
   const run = await answered('its second attempt', 'jobs/again', (j) => j.running.find((r) => r.attempt === 2));
   await go(`#/job/again?o=${Date.parse(run.occurrence)}`);
   await until('a decision', () => document.querySelector('.why tr.won'));
@@ -369,6 +371,17 @@ async function pauseIt() {
       && document.querySelector('.also li').textContent)}`);
   await until('the row', () => document.querySelector('tr[data-job=quick] .x-paused'));
   await closed();
+  // Three letters mean a command; and of what it changes something comes first.
+  for (const [typed, offer] of [['resume', 'resume quick'], ['res', 'resume quick'], ['trig nigh', 'trigger nightly']]) {
+    await ctrlK();
+    await page.keyboard.type(typed);
+    const offered = () => page.$eval('#offers [aria-selected=true] bdi', (o) => o.textContent);
+    await until(`${offer} for ${typed}`, (t) => document.querySelector('.pal input')?.value === t, typed);
+    await pause(100);
+    if (await offered() !== offer) troubles.push(`who typed ${typed} is offered ${await offered()}`);
+    await page.keyboard.press('Escape');
+    await closed();
+  }
   await go('#/job/quick');
   await until('the job', () => document.querySelector('h1')?.textContent === 'quick');
   await page.keyboard.press('r');
@@ -423,6 +436,7 @@ async function wrongAddresses() {
 }
 
 async function drain() {
+  await closed();
   await go('#/instances');
   await until('instances', () => document.querySelector('.inst tbody tr'));
   await until('who won', () => [...document.querySelectorAll('.inst td.i-w')].some((td) => /[1-9]/.test(td.textContent)));
@@ -442,6 +456,29 @@ async function drain() {
     await page.keyboard.press('Escape');
     await closed();
   }
+  // Also of more instances than it shows.
+  const offers = await page.evaluate(async () => {
+    const { known } = await import('./static/store.js');
+    const was = known.instances;
+    known.instances = { ...was, instances: Array.from({ length: 12 }, (_, i) => ({ ...was.instances[0],
+      instance: `web-${i}`, draining: i === 10 })) };
+    window.theirs = () => { known.instances = was; };
+  }).then(async () => {
+    const found = [];
+    for (const typed of ['undrain', 'web-10 drain', 'und', 'drai web-10']) {
+      await ctrlK();
+      await page.keyboard.type(typed);
+      await until(`the offers for ${typed}`, (t) => document.querySelector('.pal input')?.value === t, typed);
+      await pause(100);
+      found.push(await page.$$eval('#offers [role=option] bdi', (all) => all.map((o) => o.textContent)));
+      await page.keyboard.press('Escape');
+      await closed();
+    }
+    return found;
+  });
+  await page.evaluate(() => window.theirs());
+  if (offers[0][0] !== 'undrain web-10' || offers[1].join() !== 'web-10' || offers[2][0] !== 'undrain web-10'
+    || offers[3].join() !== 'web-10') troubles.push(`of twelve instances the palette offers ${JSON.stringify(offers)}`);
   await click('Undrain', '.inst tbody');
   await click('Undrain it', 'dialog[open]');
   await until('the end of it', () => !/draining/.test(document.querySelector('.inst tbody')?.textContent));
@@ -464,7 +501,75 @@ async function eventsSeen() {
     return list.map((event) => Date.parse(event.at)).join();
   });
   if (order !== '500,9000,3000,2000,1000') throw new Error(`events in the order ${order}`);
+  // What runs tell pushes no act out of the list.
+  const stay = await page.evaluate(async () => {
+    const { known, feed } = await import('./static/store.js');
+    const was = known.feed;
+    const at = (i) => new Date(Date.UTC(2030, 0, 1) + i * 10).toISOString();
+    for (let i = 0; i < 3; i += 1) feed({ kind: 'paused', cursor: `a${i}`, at: at(i), data: {} });
+    for (let i = 3; i < 5000; i += 1) feed({ kind: 'ended', cursor: `a${i}`, at: at(i), data: {} });
+    const found = [known.feed.filter((e) => /^a[0-2]$/.test(e.cursor)).length, known.feed.length <= 2000];
+    known.feed = was;
+    return found.join();
+  });
+  if (stay !== '3,true') throw new Error(`of three acts before 5,000 runs the page keeps ${stay}`);
+  // What was told while the page heard nothing is asked for, and nothing is shown twice.
+  const feeds = await page.evaluate(async () => {
+    const { known, feed, joined } = await import('./static/store.js');
+    const e = (cursor, at) => ({ cursor, at: new Date(Date.UTC(2030, 0, 1) + at * 60_000).toISOString() });
+    const of = (list) => list.map((event) => event.cursor).join(' ');
+    const was = known.feed;
+    known.feed = [];
+    for (const n of [1, 2, 2, 1]) feed(e(`a.${n}`, n));
+    const twice = of(known.feed);
+    known.feed = was;
+    const told = [e('a.2', 2), e('a.4', 4), e('a.5', 5)];
+    return [twice, of(joined([e('a.6', 6), e('a.3', 3), e('a.2', 2)], told)), of(joined([e('b.9', 3), e('b.8', 1)], told)),
+      of(joined([e('b.9', 3)], []))];
+  });
+  if (feeds.join() !== 'a.2 a.1,a.6 a.5 a.4 a.3 a.2,a.5 a.4 a.2 b.8,b.9') throw new Error(`feeds: ${feeds.join()}`);
+  // An instance that is gone for good is no outage that goes on.
+  const bands = await page.evaluate(async () => {
+    const [{ known }, { fleetMarks }] = await Promise.all([import('./static/store.js'), import('./static/timeline_data.js')]);
+    const was = [known.feed, known.instances];
+    const e = (kind, instance, at) => ({ kind, instance, at: new Date(at).toISOString() });
+    const found = [];
+    const of = (...list) => {
+      known.feed = list.reverse();
+      found.push(fleetMarks().bands.map((b) => `${b.instance} ${b.from}-${b.to}`).join() || 'none');
+    };
+    known.instances = { instances: [{ instance: 'here', silent: false }, { instance: 'mute', silent: true }] };
+    of(e('instance_gone', 'x', 1));
+    of(e('instance_silent', 'x', 1), e('instance_gone', 'x', 3));
+    of(e('instance_gone', 'here', 1), e('instance_up', 'here', 4));
+    of(e('instance_silent', 'here', 1));
+    of(e('instance_silent', 'mute', 2));
+    [known.feed, known.instances] = was;
+    return found.join('; ');
+  });
+  if (bands !== 'none; x 1-3; here 1-4; none; mute 2-null') throw new Error(`outages: ${bands}`);
+  // The lateness beside a run is that of its occurrence.
+  const late = await page.evaluate(async () => {
+    const { lateOf } = await import('./static/overview.js');
+    const t = (s) => new Date(s * 1000).toISOString();
+    const r = (s, attempt, lateness_ms) => ({ occurrence: t(s), attempt, lateness_ms });
+    const run = (attempt) => ({ occurrence: t(9), attempt, started_at: t(10) });
+    const recent = [r(8, 0, null), r(7, 2, null), r(7, 1, 70), r(6, 1, 60)];
+    return [lateOf({ running: [run(1)], recent }), lateOf({ running: [run(2)], recent }),
+      lateOf({ running: [], last: r(7, 2), recent }), lateOf({ running: [], last: r(5, 1), recent }),
+      lateOf({ running: [] })].join();
+  });
+  if (late !== '1000,-1,70,-1,-1') throw new Error(`latenesses: ${late}`);
   saw('each act as an event');
+}
+
+/** A description of a page's length leaves the page to what it is for. */
+async function described() {
+  await go('#/job/hangs');
+  await until('the beginning of its description', () => /waits…\s+all of it/.test(document.querySelector('.sub')?.textContent));
+  await click('all of it', '.sub');
+  await until('the whole', () => /the last word\./.test(document.querySelector('.sub').textContent));
+  saw('a long description, when asked for');
 }
 
 /** A list longer than what is drawn in one frame, also while it changes in each frame. */
@@ -1194,7 +1299,7 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
-    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, longLists,
+    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, described, longLists,
     hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, otherRole,
     commandLines, streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];

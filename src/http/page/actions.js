@@ -201,8 +201,9 @@ export function Dialogs() {
       (ref.current.querySelector('input') || ref.current.querySelector('button[type=submit]'))?.focus();
     }
   }, [open]);
-  const close = () => ref.current?.close();
-  return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => set(null)} onClick=${(e) =>
+  // What was asked in one dialog may be answered while the next is open.
+  const close = () => open?.n === opened.current && ref.current?.close();
+  return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => ref.current.open || set(null)} onClick=${(e) =>
     e.target === ref.current && close()}>
     ${open && html`<${Ask} key=${open.n} ...${open} close=${close} />`}
   </dialog>`;

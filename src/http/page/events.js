@@ -117,7 +117,7 @@ export function Events({ query }) {
       setSel(-1)],
   });
   return html`<h1 class="verdict">Events</h1><p class="sub">As the instance that serves this page has seen them; it
-    keeps about a thousand, and longer what people did. Runs stay in the history of their job.</p>
+    keeps about a thousand, and longer those that no run tells of. Runs stay in the history of their job.</p>
   <div class="bar"><input type="search" id="filter" placeholder="Filter events"
     aria-label="Filter events by job, instance, kind or outcome" value=${q}
       onInput=${(e) => setQuery({ q: e.target.value })} onKeyDown=${(e) => e.key === 'Escape' && e.target.blur()} />

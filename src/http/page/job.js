@@ -15,6 +15,8 @@ import { Occurrence } from './occurrence.js';
 const enc = encodeURIComponent;
 /** How often a job that runs each second is asked for anew, ms. */
 const SETTLE = 2000;
+/** So much of a description is shown at once, in UTF-16 units. */
+const LONG = 400;
 
 /** Changes when the job's history does; at most every two seconds. */
 function useRound(job) {
@@ -69,6 +71,15 @@ function Notes({ job, state }) {
     the store’s clock was wrong. <code>soloist rewind ${clean(job.job)}</code> corrects it.`);
   if (!job.known) say('planned', 'No instance has registered it with the store yet.');
   return list.length ? html`<ul class="also notes" aria-label="State">${list}</ul>` : null;
+}
+
+/** What a person wrote of the job. It ends as a sentence, and a long one is shown as a whole when asked for. */
+function Described({ text }) {
+  const [all, set] = useState(false);
+  const long = text.length > LONG;
+  const shown = all || !long ? text : `${text.slice(0, LONG).replace(/[\ud800-\udbff]$/, '').trimEnd()}…`;
+  return html`<${Txt}>${shown}<//>${/[.!?…]\s*$/.test(shown) ? ' ' : '. '}${long && html`<button type="button" class="lk"
+    aria-expanded=${String(all)} onClick=${() => set(!all)}>${all ? 'less' : 'all of it'}</button> `}`;
 }
 
 function Actions({ job }) {
@@ -336,8 +347,7 @@ export function Job({ arg: name, query }) {
     <div class="hd"><${Icon} k=${state.icon} label=${word(state.key)} /><h1><${Txt}>${name}<//></h1>
       ${job.tags.map((t) => html`<span class="tag" key=${t}><${Txt}>${t}<//></span>`)}<span
         class="sp"></span><${Actions} job=${job} /></div>
-    <p class="sub">${job.description && html`<${Txt}>${job.description}<//>${/[.!?…]\s*$/.test(job.description) ? ' '
-      : '. '}`}<b>${words
+    <p class="sub">${job.description && html`<${Described} key=${name} text=${job.description} />`}<b>${words
       && html`<${Txt}>${upper(words)}<//>; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
       ${` ${kept(history.items)}`}</p>
     <${Notes} job=${job} state=${state} />

@@ -289,12 +289,12 @@ const GROUPS = [['attention', 'slow', 'Attention'], ['running', 'running', 'Runn
 const isOf = (job, group) => (group === 'running' ? job.running.length > 0 : known.states.get(job.job).group === group);
 const nextOf = (j) => ms(j.awaited[0]?.at ?? j.next) ?? Infinity;
 /**
- * Of the run that the row tells of. A later attempt is not late: it was planned anew. Of one that goes on the instance
- * says no lateness yet, but when it was granted.
+ * Of the occurrence that the row tells of. A later attempt is not late: it was planned anew. Of one that goes on the
+ * instance says no lateness yet, but when it was granted.
  */
-function lateOf({ running: [run], recent = [] }) {
+export function lateOf({ running: [run], last, recent }) {
   if (run) return run.attempt === 1 ? Math.max(0, ms(run.started_at) - ms(run.occurrence)) : -1;
-  return recent.find((r) => r.attempt === 1 && r.lateness_ms != null)?.lateness_ms ?? -1;
+  return recent?.find((r) => r.attempt === 1 && r.occurrence === last?.occurrence)?.lateness_ms ?? -1;
 }
 const BY = {
   next: (a, b) => nextOf(a) - nextOf(b),
@@ -454,7 +454,8 @@ function Row({ job, state, sel, index, pick }) {
       /> …</span>`
       : took(job.last?.duration_ms)}</td>
     <td class="num c-ty t3" role="cell">${took(typical)}</td>
-    <td class=${`num c-l ${late > 1000 ? 'x-missed' : 't2'}`} role="cell">${late < 0 ? '–' : took(late)}</td>
+    <td class=${`num c-l ${late > 1000 ? 'x-missed' : 't2'}`} role="cell" data-tip=${run && late >= 0
+      ? 'Until it was granted. What it waited on its host is counted when it ends.' : null}>${late < 0 ? '–' : took(late)}</td>
     <td class="t2 c-o" role="cell"><${On} id=${on} />${job.running.length > 0 && html`<${Silent} id=${on} />`}</td>
     <td class="c-a" role="cell">${(near === job.job || sel || touch.matches) && html`<div class="acts">
       <${Btn} c="q" icon="play" label=${`Trigger ${clean(job.job)}`} tip="Trigger … (t)" acts onClick=${() =>

@@ -20,16 +20,35 @@ const PLACES = [['overview', 'Overview', 'g o'], ['timeline', 'Timeline', 'g t']
   ['calendar', 'Calendar', 'g c'],
   ['instances', 'Instances', 'g i'], ['events', 'Events', 'g e'], ['wall', 'Wallboard', 'g w']];
 const MOST = 8;
+/** So much of a verb means it. */
+const ENOUGH = 3;
+const means = (typed, verb) => typed?.length >= ENOUGH && verb.startsWith(typed);
+/** The jobs of which a verb changes something come first. */
+const CHANGES = {
+  pause: (job) => !job.paused,
+  resume: (job) => job.paused != null,
+  skip: (job) => job.schedule.length > 0,
+  cancel: (job) => job.running.length + job.awaited.length > 0,
+};
 
-function matching(words) {
-  const found = [];
-  for (const job of known.jobs.values()) {
-    const text = `${job.job} ${job.tags.join(' ')}`.toLowerCase();
-    if (words.every((w) => text.includes(w))) found.push(job);
-    if (found.length > 400) break;
-  }
+function matching(words, first = () => true) {
   const start = words[0] || '';
-  return found.sort((a, b) => b.job.startsWith(start) - a.job.startsWith(start)).slice(0, MOST);
+  const rank = (job) => 2 * first(job) + job.job.toLowerCase().startsWith(start);
+  return [...known.jobs.values()].filter((job) => {
+    const text = `${job.job} ${job.tags.join(' ')}`.toLowerCase();
+    return words.every((w) => text.includes(w));
+  }).sort((a, b) => rank(b) - rank(a)).slice(0, MOST);
+}
+
+/** The instances that are meant, and what may be done to each: never the opposite of what was typed. */
+function fleet(words) {
+  if (!words.length) return [];
+  return (known.instances?.instances || []).map((i) => {
+    const [what, opposite] = i.draining ? ['undrain', 'drain'] : ['drain', 'undrain'];
+    const other = words.filter((w) => !i.instance.toLowerCase().includes(w));
+    return { i, what, named: !other.length, contrary: words.some((w) => means(w, opposite)), meant: other.every((w) =>
+      means(w, what) || means(w, opposite)) };
+  }).filter((f) => f.meant).sort((a, b) => a.contrary - b.contrary).slice(0, MOST);
 }
 
 function run(verb, job) {
@@ -44,11 +63,11 @@ function offers(text) {
   const list = [];
   const part = (title, items) => items.length && list.push(title, ...items);
   const [first, ...rest] = words;
-  const verb = words.length && VERBS.find(([v]) => v === first);
-  if (verb) {
-    part(`${first} …`, matching(rest).map((j) => [verb[1], `${first} ${j.job}`, word(known.states.get(j.job).key), () =>
-      run(first, j)]));
-  }
+  const [verb, icon] = VERBS.find(([v]) => means(first, v)) ?? [];
+  const does = () => verb && part(`${verb} …`, matching(rest, CHANGES[verb]).map((j) => [icon, `${verb} ${j.job}`,
+    word(known.states.get(j.job).key), () => run(verb, j)]));
+  // A job may begin with the same letters.
+  if (verb === first) does();
   const at = text.trim() && meant(text, now(), !/tomorrow|^in /.test(text));
   if (at) part('Time', [['clock', `Timeline at ${when(at, now())} ${zoneName}`, '', () => go(link('timeline', null, {
     at: new Date(at).toISOString() }))]]);
@@ -56,27 +75,22 @@ function offers(text) {
     const state = known.states.get(j.job);
     return [state.icon, j.job, word(state.key), () => go(jobLink(j.job))];
   }));
+  if (verb !== first) does();
   const has = (name) => words.every((w) => name.toLowerCase().includes(w));
-  // Who begins with what to do means no instance of that name, and never the opposite.
-  const drains = ['drain', 'undrain'].includes(first) && first;
-  const doOf = (i) => (i.draining ? 'undrain' : 'drain');
-  const instances = (known.instances?.instances || []).filter((i) => words.length && (drains
-    ? rest.every((w) => i.instance.toLowerCase().includes(w)) : has(`${doOf(i)} ${i.instance}`)));
-  part('Instances', instances.slice(0, MOST).flatMap((i) => {
-    const what = doOf(i);
+  part('Instances', fleet(words).flatMap(({ i, what, named, contrary }) => {
     const doing = ['drain', `${what} ${i.instance}`, '', () => act(what, i.instance)];
     const see = [i.silent ? 'lease_lost' : 'succeeded', i.instance, [i.silent && 'not heard from', i.draining && 'drains']
       .filter(Boolean).join(', '), () => go(link('instances'))];
-    if (drains) return what === drains ? [doing] : [see];
-    return [see, doing];
+    if (contrary) return [see];
+    return named ? [see, doing] : [doing];
   }));
   const { screen, arg } = here();
   const job = screen === 'job' && known.jobs.get(arg);
-  if (job) part('This job', VERBS.filter(([v]) => has(`${v} ${arg}`)).map(([v, icon]) => [icon, `${v} ${arg}`, '', () =>
+  if (job) part('This job', VERBS.filter(([v]) => has(`${v} ${arg}`)).map(([v, sign]) => [sign, `${v} ${arg}`, '', () =>
     run(v, job)]));
   part('Screens', PLACES.filter(([, t]) => has(t)).map(([s, t, key]) => ['go', t, key, () => go(`#/${s}`)]));
   part('Commands', [
-    ...(words.length ? [] : VERBS.slice(0, 5).map(([v, icon]) => [icon, `${v} a job …`, '', () =>
+    ...(words.length ? [] : VERBS.slice(0, 5).map(([v, sign]) => [sign, `${v} a job …`, '', () =>
       openPalette(`${v} `)])),
     ...[['theme', 'Switch light and dark', 'g d', () =>
       document.querySelector('[aria-label="Light or dark"]')?.click()],
@@ -93,7 +107,8 @@ export function Palette() {
     set(t);
     setAt(0);
   };
-  // At once, not after the next frame: by then it may have been closed again, and would be opened anew.
+  // At once, not after the next frame: by then it may have been closed again, and would be opened anew. That it was
+  // closed, the browser tells later: when it may be open again.
   useLayoutEffect(() => {
     if (text == null) return;
     if (!ref.current.open) {
@@ -120,7 +135,8 @@ export function Palette() {
     e.preventDefault();
   };
   useEffect(() => ref.current?.querySelector('[aria-selected=true]')?.scrollIntoView({ block: 'nearest' }), [sel]);
-  return html`<dialog class="pal" ref=${ref} aria-label="Search or run" onClose=${() => set(null)} onClick=${(e) =>
+  return html`<dialog class="pal" ref=${ref} aria-label="Search or run" onClose=${() =>
+    ref.current.open || set(null)} onClick=${(e) =>
     e.target === ref.current && close()}>
     ${text != null && html`<input type="text" role="combobox" aria-label="A job, an instance, a time or a command"
       aria-expanded="true" aria-controls="offers"
@@ -146,7 +162,8 @@ export function Help() {
     if (open && !ref.current.open) ref.current.showModal();
   }, [open]);
   const close = () => ref.current?.close();
-  return html`<dialog class="help" ref=${ref} aria-labelledby="help" onClose=${() => set(false)} onClick=${(e) =>
+  return html`<dialog class="help" ref=${ref} aria-labelledby="help" onClose=${() =>
+    ref.current.open || set(false)} onClick=${(e) =>
     e.target === ref.current && close()}>
     ${open && html`<div class="pad"><div class="hd"><h2 id="help">Keys</h2><span class="sp"></span>
       <button type="button" class="btn q i" aria-label="Close" onClick=${close}><${Icon} k="close" /></button></div>

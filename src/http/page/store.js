@@ -316,7 +316,9 @@ export function place(list, event) {
 const kept = (list) => (list.length <= FEED_KEPT ? list
   : list.filter((e, i) => i < FEED_KEPT - RARE_KEPT || !OF_RUNS.includes(e.kind)).slice(0, FEED_KEPT));
 
-function feed(event) {
+export function feed(event) {
+  // The answer to `history` may have told it already.
+  if (known.feed.some((e) => e.cursor === event.cursor)) return;
   place(known.feed, event);
   known.feed = kept(known.feed);
   changed('feed');
@@ -407,21 +409,34 @@ async function load() {
     setJobs(all);
     cursor = all.cursor ?? null;
   }
-  if (!known.feed.length) history();
+  history();
   return true;
 }
 
-/** What happened before the page was opened, for the list of events. */
+/**
+ * The feed with `told`, all that an instance keeps of it, oldest first. What another instance told, or the same one
+ * before it was started anew, is kept from the time before that: in it the same has other cursors.
+ */
+export function joined(feed, told) {
+  const part = (e) => e.cursor.split('.');
+  const number = (e) => Number(part(e)[1]);
+  const begins = told.length ? Math.min(...told.map((e) => ms(e.at))) : Infinity;
+  const [boot] = told.length ? part(told[0]) : [];
+  const seen = new Set(told.map((e) => e.cursor));
+  const mine = feed.filter((e) => part(e)[0] === boot && !seen.has(e.cursor));
+  const list = feed.filter((e) => part(e)[0] !== boot && ms(e.at) < begins);
+  for (const e of [...told, ...mine].sort((a, b) => number(a) - number(b))) place(list, e);
+  return kept(list);
+}
+
+/** What happened before the page was opened, or while it heard nothing, for the list of events. */
 async function history() {
   try {
-    const { events: list } = await ask('events?feed=true');
-    const seen = new Set(known.feed.map((e) => e.cursor));
-    const old = [];
-    for (const e of list) if (e.kind !== 'job' && e.kind !== 'instances' && !seen.has(e.cursor)) place(old, e);
-    known.feed = kept([...known.feed, ...old]);
+    const { events: told } = await ask('events?feed=true');
+    known.feed = joined(known.feed, told);
     changed('feed');
   } catch {
-    // The list then begins with the next event.
+    // The list then goes on with the next event.
   }
 }
 

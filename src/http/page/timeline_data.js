@@ -159,29 +159,36 @@ export function within(sorted, t0, t1, longest) {
 export function fleetMarks() {
   const marks = [];
   const bands = [];
+  // By name; null is the store.
   const down = new Map();
   for (const e of [...known.feed].reverse()) {
     const at = ms(e.at);
     if (e.kind === 'store') {
       if (!e.reachable) {
-        down.set('store', ms(e.since) ?? at);
+        down.set(null, { from: ms(e.since) ?? at });
         marks.push({ at: ms(e.since) ?? at, text: 'store lost', bad: true, detail: e.error || '' });
-      } else if (down.has('store')) {
-        bands.push({ from: down.get('store'), to: at });
-        down.delete('store');
+      } else if (down.has(null)) {
+        bands.push({ from: down.get(null).from, to: at });
+        down.delete(null);
       }
     } else if (e.kind === 'instance_silent' || e.kind === 'instance_gone') {
-      if (!down.has(e.instance)) down.set(e.instance, at);
+      if (!down.has(e.instance)) down.set(e.instance, { from: at });
+      if (e.kind === 'instance_gone') down.get(e.instance).gone ??= at;
       marks.push({ at, text: `${e.instance} ${e.kind === 'instance_gone' ? 'gone' : 'silent'}`, bad: true });
     } else if (e.kind === 'instance_up') {
-      if (down.has(e.instance)) bands.push({ from: down.get(e.instance), to: at, instance: e.instance });
+      if (down.has(e.instance)) bands.push({ from: down.get(e.instance).from, to: at, instance: e.instance });
       down.delete(e.instance);
       marks.push({ at, text: `${e.instance} up` });
     } else if (e.kind === 'configuration') marks.push({ at, text: 'reload' });
     else if (e.kind === 'draining') marks.push({ at, text: `drain ${e.instance}` });
     else if (e.kind === 'undrained') marks.push({ at, text: `undrain ${e.instance}` });
   }
-  for (const [who, from] of down) bands.push({ from, to: null, instance: who === 'store' ? undefined : who });
+  // Who is gone for good is missed by nobody; and that one is up again may have been told while the page heard nothing.
+  const silent = new Set((known.instances?.instances ?? []).filter((i) => i.silent).map((i) => i.instance));
+  for (const [who, { from, gone }] of down) {
+    const to = who === null || silent.has(who) ? null : gone ?? from;
+    if (to !== from) bands.push({ from, to, ...(who !== null && { instance: who }) });
+  }
   // The loss of the store is noted later than it was.
   return { marks: marks.sort((a, b) => a.at - b.at), bands };
 }

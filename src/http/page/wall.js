@@ -17,7 +17,7 @@ function next(job, state, t) {
   if (state.key === 'paused') return 'paused';
   if (job.running.length) return 'running';
   const at = ms(job.awaited[0]?.at ?? job.next);
-  return at == null ? '–' : at > t ? left(at - t) : 'now';
+  return at == null ? (job.enabled ? '–' : 'off') : at > t ? left(at - t) : 'now';
 }
 
 const Tile = ({ job, state }) => html`<li><${Icon} k=${state.icon} label=${word(state.key)} /><a class="b"
