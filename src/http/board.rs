@@ -235,6 +235,7 @@ pub(super) struct Board {
 
 pub(super) struct Inner {
     pub(super) config: Arc<Config>,
+    own: InstanceId,
     address: String,
     /// In boxes, because nearly half of the places in a tree that is filled in order stay empty.
     jobs: BTreeMap<JobName, Box<Entry>>,
@@ -301,10 +302,12 @@ enum Records {
 }
 
 impl Board {
-    pub(super) fn new(config: Arc<Config>, address: &str) -> Self {
+    /// `own`: the instance that it belongs to, which has just been started.
+    pub(super) fn new(config: Arc<Config>, address: &str, own: InstanceId) -> Self {
         let board = Self {
             inner: RwLock::new(Inner {
                 config: config.clone(),
+                own,
                 address: address.to_owned(),
                 jobs: BTreeMap::new(),
                 due: BTreeSet::new(),
@@ -886,10 +889,12 @@ impl Inner {
             self.ring.push(now, Kind::Store(Box::new(store)));
         }
         let views = self.instance_views(clock);
-        let feed = match first {
-            true => vec![],
-            false => diff::instances(&self.instances, &views),
-        };
+        if first {
+            // The others were there before.
+            let others = views.iter().filter(|i| i.instance != self.own);
+            self.instances = others.cloned().collect();
+        }
+        let feed = diff::instances(&self.instances, &views);
         let moved = another || diff::instances_differ(&self.instances, &views);
         for (kind, feed) in feed {
             self.ring.push(now, Kind::Feed(kind, Box::new(feed)));
@@ -1149,11 +1154,15 @@ mod tests {
         vitals::Away,
     };
 
+    fn own() -> InstanceId {
+        InstanceId::new("a")
+    }
+
     #[test]
     fn a_job_is_written_as_it_is_serialized() {
         let text = "[jobs.a]\nschedule = '@daily'\ncommand = 'x'\ndescription = '\"{}'\n";
         let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
-        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
         let mut inner = board.inner.write();
         let ended = Recent::from(RunRecord::without_run(
             &JobName::new("a"),
@@ -1319,7 +1328,7 @@ mod tests {
     #[test]
     fn an_instance_that_new_data_lacks_is_not_gone_before_it_could_send_a_heartbeat() {
         let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
-        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
         let mut inner = board.inner.write();
         let lost = 500_000;
         for (born, now, knows, shown) in [
@@ -1358,13 +1367,21 @@ mod tests {
             });
             let all: String = (inner.instances.iter().map(|i| i.instance.as_str())).collect();
             assert_eq!(all, shown, "{now}");
+            if inner.ring.latest() < 4 {
+                // The board's own instance has just come; the others may have been there for long.
+                let told = serde_json::json!(super::super::events::kept(&inner));
+                let up = told.as_array().into_iter().flatten();
+                let up: Vec<_> = up.filter(|e| e["kind"] == "instance_up").collect();
+                assert_eq!(up.len(), 1, "{told}");
+                assert_eq!(up[0]["instance"], "a");
+            }
         }
     }
 
     #[test]
     fn the_begin_and_the_end_of_a_wait_are_told_at_once() {
         let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
-        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
         let mut inner = board.inner.write();
         for (n, (id, open)) in [
             ("a", false),
@@ -1405,7 +1422,7 @@ mod tests {
     #[test]
     fn an_act_is_told_after_a_thousand_runs() {
         let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
-        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
         let mut inner = board.inner.write();
         let told = |kind| Kind::Feed(kind, Box::default());
         inner.ring.push(0, told("paused"));
@@ -1423,7 +1440,7 @@ mod tests {
     #[test]
     fn a_store_that_is_back_has_no_error_any_more() {
         let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
-        let board = Board::new(Arc::new(config.expect("valid")), "redis://x");
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
         let away = || Pulse {
             away: Some(Away {
                 why: "refused".into(),

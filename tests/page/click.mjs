@@ -29,7 +29,8 @@ async function until(what, f, ...args) {
     const got = await page.evaluate(f, ...args).catch(() => null);
     if (got) return got;
     if (Date.now() > end) {
-      const text = await page.evaluate(() => document.body.innerText.slice(0, 1500));
+      const text = await page.evaluate(() => (document.querySelector('dialog[open]')?.innerText ?? '')
+        + document.body.innerText.slice(0, 1500));
       throw new Error(`waited in vain for ${what}; the page shows:\n${text}`);
     }
     await pause(50);
@@ -152,6 +153,8 @@ async function trigger() {
   await page.keyboard.press('Enter');
   saw(`the dialog: “${await until('the dialog', () =>
     document.querySelector('dialog[open] h2')?.textContent)}”, ${await text('dialog[open] .cmd code')}`);
+  // The page may not know yet what it may do.
+  await until('a button that is on', () => document.querySelector('dialog[open] [type=submit]:not([aria-disabled=true])'));
   await page.keyboard.press('Enter');
   await until('the run', () => document.querySelector('tr[data-job=talks] .ic[aria-label=running]'));
   saw('talks runs');
@@ -169,6 +172,19 @@ async function output() {
     || []).length > n + 3, some);
   saw(`the output as it comes: ${some}, then ${await page.evaluate(lines)} lines`);
   saw(`why: ${(await until('a decision', () => document.querySelector('.why tr.won')?.textContent)).trim()}`);
+}
+
+/** Of a long output the end is shown, and no line is so long that the browser takes long for it. */
+async function longOutput() {
+  if (!own) return;
+  own.soloist('trigger', 'wordy');
+  const run = await answered('its run', 'jobs/wordy/runs?limit=1', ({ runs: [r] }) => (r?.outcome === 'succeeded' ? r : null));
+  await go(`#/job/wordy?o=${Date.parse(run.occurrence)}`);
+  await until('the last line', () => document.querySelector('.outw pre')?.textContent.endsWith('the last line\n'));
+  if (!/only its end is shown/.test(await text('.side'))) troubles.push('the page does not say that it shows the end only');
+  const longest = await page.$eval('.outw pre', (pre) => Math.max(...pre.textContent.split('\n').map((l) => l.length)));
+  if (longest !== 4000) troubles.push(`the longest line of an output has ${longest} characters`);
+  saw('the end of a long output');
 }
 
 async function cancel() {
@@ -384,6 +400,13 @@ async function pauseIt() {
   }
   await go('#/job/quick');
   await until('the job', () => document.querySelector('h1')?.textContent === 'quick');
+  await click('Skip', '.hd');
+  await until('the dialog', () => document.querySelector('dialog[open]'));
+  await page.evaluate(() => history.back());
+  await closed();
+  await page.evaluate(() => history.forward());
+  await until('the job again', () => document.querySelector('h1')?.textContent === 'quick');
+  await pause(150);
   await page.keyboard.press('r');
   await click('Resume', 'dialog[open] .foot');
   await until('the pause to end', () => [...document.querySelectorAll('.hd .btn')].some((b) =>
@@ -408,6 +431,38 @@ async function skip() {
     await until('the row', () => document.querySelector('tr[data-job=nightly]')?.textContent.includes(' after 2 skipped'));
     await go('#/job/nightly');
   }
+}
+
+/** What is drawn is asked for, and drawn when it changes; and each key counts. */
+async function timeline() {
+  await go('#/overview');
+  for (const [by, wanted] of [['', ['runs?', 'plan?']], ['&by=instances', ['runs?']]]) {
+    const asked = [];
+    const note = (r) => asked.push(r.url());
+    page.on('request', note);
+    await go(`#/timeline?z=6h${by}`);
+    await until('the timeline', () => document.querySelector('.tl canvas'));
+    for (const end = Date.now() + GENEROUS; !wanted.every((w) => asked.some((url) => url.includes(`/api/v1/${w}`)));) {
+      if (Date.now() > end) throw new Error(`the timeline asks for no ${wanted} in ${GENEROUS} ms`);
+      await pause(50);
+    }
+    page.off('request', note);
+    await settled();
+    const frames = await page.evaluate(async () => {
+      const real = window.requestAnimationFrame;
+      let n = 0;
+      window.requestAnimationFrame = (f) => { n += 1; return real(f); };
+      await new Promise((r) => setTimeout(r, 2000));
+      window.requestAnimationFrame = real;
+      return n;
+    });
+    if (frames > 20) troubles.push(`the timeline${by} is drawn ${frames} times in two seconds in which nothing happens`);
+  }
+  await go('#/timeline?z=6h');
+  await page.evaluate(() => {
+    for (let i = 0; i < 4; i += 1) dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true }));
+  });
+  saw(`four times closer: ${await until('the zoom', () => /z=2[23]m/.exec(location.hash)?.[0])}`);
 }
 
 /** The words around what is drawn. */
@@ -457,26 +512,27 @@ async function drain() {
     await closed();
   }
   // Also of more instances than it shows.
-  const offers = await page.evaluate(async () => {
-    const { known } = await import('./static/store.js');
-    const was = known.instances;
-    known.instances = { ...was, instances: Array.from({ length: 12 }, (_, i) => ({ ...was.instances[0],
-      instance: `web-${i}`, draining: i === 10 })) };
-    window.theirs = () => { known.instances = was; };
-  }).then(async () => {
-    const found = [];
-    for (const typed of ['undrain', 'web-10 drain', 'und', 'drai web-10']) {
-      await ctrlK();
-      await page.keyboard.type(typed);
-      await until(`the offers for ${typed}`, (t) => document.querySelector('.pal input')?.value === t, typed);
-      await pause(100);
-      found.push(await page.$$eval('#offers [role=option] bdi', (all) => all.map((o) => o.textContent)));
-      await page.keyboard.press('Escape');
-      await closed();
-    }
-    return found;
-  });
-  await page.evaluate(() => window.theirs());
+  const was = await page.evaluateHandle(async () => (await import('./static/store.js')).known.instances);
+  const they = (list) => page.evaluate(async (real, fake) => {
+    const { known, changed } = await import('./static/store.js');
+    known.instances = fake ? { ...real, instances: Array.from({ length: 12 }, (_, i) => ({ ...real.instances[0],
+      instance: `web-${i}`, draining: i === 10 })) } : real;
+    changed('instances');
+  }, was, list);
+  const offers = [];
+  for (const typed of ['undrain', 'web-10 drain', 'und', 'drai web-10']) {
+    await ctrlK();
+    await page.keyboard.type(typed.slice(0, -1));
+    await they(true);
+    await page.keyboard.type(typed.slice(-1));
+    await until(`the offers for ${typed}`, (t) => document.querySelector('.pal input')?.value === t, typed);
+    await pause(100);
+    offers.push(await page.$$eval('#offers [role=option] bdi', (all) => all.map((o) => o.textContent)));
+    await page.keyboard.press('Escape');
+    await closed();
+  }
+  await they(false);
+  await until('the real ones', () => document.querySelectorAll('.inst tbody tr').length < 12);
   if (offers[0][0] !== 'undrain web-10' || offers[1].join() !== 'web-10' || offers[2][0] !== 'undrain web-10'
     || offers[3].join() !== 'web-10') troubles.push(`of twelve instances the palette offers ${JSON.stringify(offers)}`);
   await click('Undrain', '.inst tbody');
@@ -484,6 +540,17 @@ async function drain() {
   await until('the end of it', () => !/draining/.test(document.querySelector('.inst tbody')?.textContent));
   saw('it claims again');
   await closed();
+  if (!own) return;
+  for (const name of NAMES) own.soloist('drain', name);
+  await until('that all drain', () => /all of them drain, so nothing starts/.test(document.querySelector('h1')?.textContent));
+  await go('#/job/quick');
+  await until('that nothing starts', () => /Nothing starts until an instance is undrained/.test(document.querySelector(
+    '.notes')?.textContent) && /planned for/.test(document.querySelector('.sub').textContent));
+  await go('#/overview');
+  saw(`all drain: “${await until('the verdict', () => /^Nothing starts until.*/.exec(document.querySelector(
+    '.verdict')?.textContent)?.[0])}”`);
+  for (const name of NAMES) own.soloist('undrain', name);
+  await until('that jobs start again', () => !/^Nothing/.test(document.querySelector('.verdict')?.textContent));
 }
 
 async function eventsSeen() {
@@ -523,11 +590,11 @@ async function eventsSeen() {
     for (const n of [1, 2, 2, 1]) feed(e(`a.${n}`, n));
     const twice = of(known.feed);
     known.feed = was;
-    const told = [e('a.2', 2), e('a.4', 4), e('a.5', 5)];
+    const told = { events: [e('a.2', 2), e('a.4', 4), e('a.5', 5)], cursor: 'a.7' };
     return [twice, of(joined([e('a.6', 6), e('a.3', 3), e('a.2', 2)], told)), of(joined([e('b.9', 3), e('b.8', 1)], told)),
-      of(joined([e('b.9', 3)], []))];
+      of(joined([e('b.9', 3)], { events: [], cursor: 'a.0' })), of(joined([], told))];
   });
-  if (feeds.join() !== 'a.2 a.1,a.6 a.5 a.4 a.3 a.2,a.5 a.4 a.2 b.8,b.9') throw new Error(`feeds: ${feeds.join()}`);
+  if (feeds.join() !== 'a.2 a.1,a.6 a.5 a.4 a.3 a.2,a.5 a.4 a.2 a.0 b.8,a.0 b.9,a.5 a.4 a.2') throw new Error(`feeds: ${feeds.join()}`);
   // An instance that is gone for good is no outage that goes on.
   const bands = await page.evaluate(async () => {
     const [{ known }, { fleetMarks }] = await Promise.all([import('./static/store.js'), import('./static/timeline_data.js')]);
@@ -974,6 +1041,11 @@ async function lostInstance() {
   await until('the alert to go', () => !document.querySelector('.banner'));
   await until('live rows', () => /answers in/.test(document.querySelector('.sub')?.textContent));
   saw('it is back, without loading the page again');
+  // The list stays as it is while the pointer is on it.
+  await page.mouse.move(5, 300);
+  await go('#/events');
+  await until('that events may be lacking', () => /started again: events just before/.test(document.querySelector(
+    '.ev')?.textContent));
 }
 
 /** The instance that serves the page is stopped: its connections stay, and nothing comes. */
@@ -1015,12 +1087,17 @@ async function allRuns() {
 async function middleWidths() {
   for (const hash of ['#/overview', '#/instances']) {
     await go(hash);
-    for (const width of [701, 820, 960, 1040]) {
+    for (const width of [...(hash === '#/instances' ? [360, 640] : []), 701, 820, 960, 1040]) {
       await page.setViewport({ width, height: 900 });
       await settled();
       const [wide, least] = await page.evaluate(() => [document.scrollingElement.scrollWidth, Math.min(1000,
         ...[...document.querySelectorAll('.board tr.row .c-n')].map((n) => n.clientWidth))]);
       if (wide > width || least < 120) throw new Error(`${hash} at ${width}: ${wide} wide, names have ${least}`);
+      const over = await page.evaluate(() => {
+        const [head, row] = ['thead th', 'tbody tr'].map((s) => document.querySelector(`main ${s}`)?.getBoundingClientRect());
+        return head?.height > 1 && head.bottom > row.top + 1;
+      });
+      if (over) throw new Error(`${hash} at ${width}: the head of the table covers its first row`);
     }
   }
   await page.setViewport({ width: 1440, height: 900 });
@@ -1299,7 +1376,7 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
-    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, maps, wrongAddresses, drain, eventsSeen, described, longLists,
+    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, longOutput, timeline, maps, wrongAddresses, drain, eventsSeen, described, longLists,
     hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, otherRole,
     commandLines, streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];

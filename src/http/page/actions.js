@@ -1,6 +1,6 @@
 // What a person may do to the fleet. Each act asks once, says what it will do, and shows the command that does the
 // same.
-import { html, useLayoutEffect, useRef, useState } from './base.js';
+import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, forbidden, known, now, onEvent, useTopics } from './store.js';
 import { clean, commandLine, left, many, meant, ms, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
@@ -50,7 +50,8 @@ const ACTS = {
   },
   pause: {
     title: (n) => html`Pause <${Txt}>${n}<//> on the whole fleet?`,
-    text: (job) => `What runs goes on. Occurrences until then end in the history as skipped, with your reason.${
+    text: (job) => `${job?.paused ? `It is paused already${job.paused.reason ? `: “${clean(job.paused.reason)}”`
+      : ''}. This takes the place of that. ` : ''}What runs goes on. Occurrences until then end in the history as skipped, with your reason.${
       job?.awaited.length ? ' A retry waits until the pause is over.' : ''}`,
     start: () => ({ reason: '', until: '' }),
     fields: [
@@ -201,6 +202,12 @@ export function Dialogs() {
       (ref.current.querySelector('input') || ref.current.querySelector('button[type=submit]'))?.focus();
     }
   }, [open]);
+  // Of another screen it would say nothing.
+  useEffect(() => {
+    const left = () => ref.current.close();
+    addEventListener('hashchange', left);
+    return () => removeEventListener('hashchange', left);
+  }, []);
   // What was asked in one dialog may be answered while the next is open.
   const close = () => open?.n === opened.current && ref.current?.close();
   return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => ref.current.open || set(null)} onClick=${(e) =>

@@ -214,6 +214,6 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
   const words = items.length ? `median ${took(q.median)}, 95 % under ${took(q.high)}, most ${took(q.most)}`
     : 'nothing yet';
   return html`<div><h2 class="h2">${label}<small>${words}</small></h2>
-    <div class="plot" ref=${box} tabindex="0" role="group" onKeyDown=${step} onBlur=${() => tipAt('')}
-      aria-label=${`${label} of ${items.length} runs: ${words}. Arrow keys go from run to run.`}></div></div>`;
+    ${items.length > 0 && html`<div class="plot" ref=${box} tabindex="0" role="group" onKeyDown=${step} onBlur=${() =>
+      tipAt('')} aria-label=${`${label} of ${items.length} runs: ${words}. Arrow keys go from run to run.`}></div>`}</div>`;
 }

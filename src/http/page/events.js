@@ -46,6 +46,8 @@ const KINDS = {
   lacks_jobs: [() => 'drift', 'fleet', (e) => html`– the configuration of <${Who} id=${e.instance} />, which sends the
     notifications, <b class="x-missed">lacks ${e.count === 1 ? 'this job' : `${number(e.count)} jobs`}</b>${
     because(e)}`],
+  unheard: [() => 'drift', 'fleet', () => 'The page hears another instance now, or one that was started again: events just '
+    + 'before may be lacking'],
   job_removed: [() => 'off', 'fleet', () => 'is no longer in the configuration'],
   store: [(e) => (e.reachable ? 'succeeded' : 'lease_lost'), 'fleet', (e) => (e.reachable ? 'answers' : html`<b
     class="x-failed">cannot be reached</b>${e.error && html`: <${Txt}>${e.error}<//>`}`)],

@@ -40,6 +40,8 @@ function sentence(list) {
   const parts = [silent.length ? `${number(heard)} of ${many(list.length, 'instance')} ${heard === 1 ? 'is'
     : 'are'} heard from`
     : list.length === 1 ? 'The one instance is heard from' : `All ${number(list.length)} instances are heard from`];
+  if (heard && list.every((i) => i.silent || i.draining)) parts.push(heard === 1 ? 'it drains, so nothing starts'
+    : 'all of them drain, so nothing starts');
   const differ = list.filter((i) => i.config_differs && !i.silent);
   if (differ.length) parts.push(differ.length === 1 ? `${short(differ[0].instance)} runs another configuration`
     : `${differ.length} run another configuration`);

@@ -11,6 +11,7 @@ import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 import { Chart } from './chart.js';
 import { Occurrence } from './occurrence.js';
+import { halted } from './overview.js';
 
 const enc = encodeURIComponent;
 /** How often a job that runs each second is asked for anew, ms. */
@@ -41,6 +42,7 @@ function Notes({ job, state }) {
   const n = now();
   const list = [];
   const say = (icon, text) => list.push(html`<li><${Icon} k=${icon} />${text}</li>`);
+  if (halted()) say('slow', halted());
   if (job.unreadable) say('unknown', html`Its state in the store cannot be read: <${Txt}>${job.unreadable}<//>`);
   if (job.paused && state.key !== 'running') {
     say('paused', html`Paused since ${when(Math.floor(ms(job.paused.since) / 1000) * 1000, n)}${job.paused.until
@@ -100,6 +102,7 @@ function Coming({ job, write }) {
   if (!job.schedule.length) return write('runs only when triggered');
   if (!known.store.reachable) return write('next when the store answers');
   if (!job.next) return write(ahead(job));
+  if (halted()) return html`${write('planned')} for ${when(ms(job.next), now())}`;
   return html`${write('next')} in <${Live} f=${(t) => left(ms(job.next) - t)} />`;
 }
 

@@ -11,7 +11,7 @@ import { address, setQuery } from './router.js';
 import { median } from './chart.js';
 
 const enc = encodeURIComponent;
-/** More of a live output is not held; the record keeps only its end, too. */
+/** More of an output is not shown: characters of a live one, bytes of one that has ended. */
 const HELD = 1 << 19;
 
 // ---- attempts
@@ -67,25 +67,43 @@ function Why({ why, at }) {
 
 // ---- output
 
-/** Follows the output of a run while it runs. Gives its text, and how it ended. */
+/** Follows the output of a run while it runs. Gives its end, how it ended, and what is lacking before it. */
 function useOutput(job, run) {
-  const [state, set] = useState({ text: '', ended: false, error: null, cut: false });
+  const [state, set] = useState({ text: '', ended: false, error: null, cut: false, left: false });
   const id = run?.run_id;
   const running = run?.outcome === 'running';
   useEffect(() => {
     if (!id) return undefined;
     const stop = new AbortController();
-    let [text, from, cut] = ['', 0, false];
+    // `left`: the page has not asked for what is before, or has let go of it.
+    let [text, from, cut, left] = ['', 0, false, false];
     const add = (o) => {
       text += o.data;
       from = o.next;
       cut ||= o.truncated;
-      if (text.length > HELD) [text, cut] = [text.slice(-HELD / 2), true];
-      set({ text, ended: o.ended, error: null, cut });
+      if (text.length > HELD) [text, left] = [text.slice(-HELD / 2), true];
     };
+    const tell = (ended) => set({ text, ended, error: null, cut, left });
     const path = () => `runs/${enc(id)}/output?job=${enc(job)}&from=${from}`;
+    /** Of a long one, only the end. */
+    const whole = async () => {
+      if (run.output_bytes > HELD) [from, left] = [run.output_bytes - HELD, true];
+      for (;;) {
+        const before = from;
+        const o = await ask(path(), { signal: stop.signal });
+        // It began within a line, or within a character.
+        if (left && !text) o.data = o.data.replace(/^[^\n]{0,4000}\n|^\ufffd+/, '');
+        add(o);
+        if (o.ended) return tell(true);
+        // Its holder still stores the rest.
+        if (from === before) {
+          tell(false);
+          await new Promise((r) => setTimeout(r, 1000));
+        }
+      }
+    };
     const read = async () => {
-      if (!running) return add(await ask(path(), { signal: stop.signal }));
+      if (!running) return whole();
       // A stream that breaks goes on where it was.
       for (let wait = 500; !stop.signal.aborted; wait = Math.min(5000, wait * 2)) {
         try {
@@ -93,6 +111,7 @@ function useOutput(job, run) {
             if (!e.data) continue;
             wait = 500;
             add(e.data);
+            tell(e.data.ended);
             if (e.data.ended) return undefined;
           }
         } catch (error) {
@@ -102,14 +121,14 @@ function useOutput(job, run) {
       }
       return undefined;
     };
-    read().catch((error) => !stop.signal.aborted && set({ text, ended: true, error, cut }));
+    read().catch((error) => !stop.signal.aborted && set({ text, ended: true, error, cut, left }));
     return () => stop.abort();
   }, [job, id, running]);
   return state;
 }
 
 function OutputBox({ job, run }) {
-  const { text, ended, error, cut } = useOutput(job, run);
+  const { text, ended, error, cut, left: before } = useOutput(job, run);
   const [find, setFind] = useState('');
   const [follow, setFollow] = useState(run.outcome === 'running');
   const pre = useRef();
@@ -125,7 +144,7 @@ function OutputBox({ job, run }) {
     || run.outcome !== 'running' ? 'It wrote nothing.' : 'It wrote nothing yet.';
   return html`<h3 class="h2">Output<small>${run.outcome === 'running' ? 'live' : run.output_bytes != null
     ? `${bytes(run.output_bytes)} in all` : ''}${cut || run.output_truncated ? '; only its end is kept'
-      : ''}</small></h3>
+      : ''}${before ? '; only its end is shown' : ''}</small></h3>
     <div class="outw"><div class="ob"><${Icon} k="search" c="s-planned" />
       <input id="find" type="text" placeholder="Search the output" aria-label="Search the output" value=${find}
         onInput=${(e) => setFind(e.target.value)}

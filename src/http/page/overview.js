@@ -21,8 +21,9 @@ export function halted() {
     return epoch.wait_ms == null ? 'Nothing starts: no instance is up'
       : 'Nothing starts yet: the store is new or lost its data';
   }
-  const live = known.instances?.instances.filter((i) => !i.silent).length;
-  return live === 0 ? 'Nothing starts: no instance is heard from' : null;
+  const live = known.instances?.instances.filter((i) => !i.silent);
+  if (live?.length === 0) return 'Nothing starts: no instance is heard from';
+  return live?.every((i) => i.draining) ? 'Nothing starts until an instance is undrained, or another one is up' : null;
 }
 
 /** The sentence that says whether somebody must do something. */

@@ -178,7 +178,7 @@ const STEP = 8;
 
 /**
  * Which rows of a list are drawn as the window scrolls: `from` to `to`. `tops` has the offsets of the rows, one more than
- * there are. Of another list so many rows more are drawn with each frame, so that none takes long; the rows from `ready`
+ * there are; it is another array only if they are others, or each frame draws the list anew. Of another list so many rows more are drawn with each frame, so that none takes long; the rows from `ready`
  * on may show until then what they showed.
  */
 export function useSeen(tops, ref) {
@@ -319,9 +319,12 @@ export const Failed = ({ error, again }) => html`<p class="note" role="alert"><$
   <span>${error.message}${error.hint && html`<span class="t2">; ${error.hint}</span>`}</span>
   ${again && html` <button type="button" class="btn s" onClick=${again}>Ask again</button>`}</p>`;
 
+/** A browser takes the longer for each character, the longer its line is. */
+const LINE = /[^\n]{4000}(?=[^\n])/g;
+
 /** Foreign output: what is invisible is written as escapes, and what is searched for is marked. */
 export function Output({ text, find }) {
-  const shown = visible(text);
+  const shown = visible(text).replace(LINE, '$&\n');
   if (!find) return shown;
   const low = shown.toLowerCase();
   const parts = [];

@@ -414,17 +414,21 @@ async function load() {
 }
 
 /**
- * The feed with `told`, all that an instance keeps of it, oldest first. What another instance told, or the same one
- * before it was started anew, is kept from the time before that: in it the same has other cursors.
+ * The feed with `told`, all that an instance keeps of it, oldest first, up to the cursor `last`. What another instance
+ * told, or the same one before it was started anew, is kept from the time before that: in it the same has other cursors.
  */
-export function joined(feed, told) {
+export function joined(feed, { events: told, cursor: last }) {
   const part = (e) => e.cursor.split('.');
   const number = (e) => Number(part(e)[1]);
   const begins = told.length ? Math.min(...told.map((e) => ms(e.at))) : Infinity;
-  const [boot] = told.length ? part(told[0]) : [];
+  const [boot] = last.split('.');
   const seen = new Set(told.map((e) => e.cursor));
   const mine = feed.filter((e) => part(e)[0] === boot && !seen.has(e.cursor));
   const list = feed.filter((e) => part(e)[0] !== boot && ms(e.at) < begins);
+  // Nobody has told what happened between them.
+  if (list.length && !mine.some((e) => e.kind === 'unheard')) {
+    mine.push({ kind: 'unheard', cursor: `${boot}.0`, at: told[0]?.at ?? new Date(now()).toISOString() });
+  }
   for (const e of [...told, ...mine].sort((a, b) => number(a) - number(b))) place(list, e);
   return kept(list);
 }
@@ -432,8 +436,7 @@ export function joined(feed, told) {
 /** What happened before the page was opened, or while it heard nothing, for the list of events. */
 async function history() {
   try {
-    const { events: told } = await ask('events?feed=true');
-    known.feed = joined(known.feed, told);
+    known.feed = joined(known.feed, await ask('events?feed=true'));
     changed('feed');
   } catch {
     // The list then goes on with the next event.

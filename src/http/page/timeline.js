@@ -1,5 +1,5 @@
 // The timeline: what happened at the same time? Past runs, running ones, and what is planned, by job or by instance.
-import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { known, now, on, useTopics } from './store.js';
 import { D, H, M, number, short, signed, when } from './format.js';
 import { Icon } from './icons.js';
@@ -15,6 +15,8 @@ const HEAD = 62;
 const SPANS = [[H, '1 h'], [6 * H, '6 h'], [D, '24 h'], [7 * D, '7 d']];
 const LEAST = 2 * M;
 const MOST = 40 * D;
+/** No time is later, Unix ms: the end of the year 9998. */
+const LAST = Date.UTC(9999);
 /** So much of the span lies behind now. */
 const BEHIND = 2 / 3;
 
@@ -28,7 +30,8 @@ const zOf = (span) => (span % D === 0 ? `${span / D}d` : span % H === 0 ? `${spa
 function windowOf(query) {
   const span = spanOf(query.z);
   const at = query.at ? Date.parse(query.at) : NaN;
-  return { span, follow: Number.isNaN(at), t0: Number.isNaN(at) ? 0 : at - span / 2 };
+  const known = at >= 0 && at < LAST;
+  return { span, follow: !known, t0: known ? at - span / 2 : 0 };
 }
 
 function viewOf(win, w, h, phone) {
@@ -135,8 +138,14 @@ function paint(c, refs) {
   }
   drawNow(ctx, v);
   if (c.sel) ring(ctx, c);
-  clearTimeout(c.later);
-  c.later = setTimeout(() => (c.by === 'jobs' ? c.data.want(seen, v.t0, v.t1) : c.data.all(v.t0, v.t1)), 120);
+  // Also if it is drawn in each frame.
+  c.seen = seen;
+  c.later ??= setTimeout(() => {
+    c.later = null;
+    const { t0, t1 } = c.view;
+    if (c.by === 'jobs') c.data.want(c.seen, t0, t1);
+    else c.data.all(t0, t1);
+  }, 120);
 }
 
 function ring(ctx, c) {
@@ -156,8 +165,11 @@ function save(c) {
   }, 300);
 }
 
+/** The window as it is now: several keys or movements may come between two frames. */
+const viewNow = (c) => c.view && viewOf(c.win, c.view.w, c.view.h, c.phone);
+
 function shift(c, refs, pixels) {
-  const v = c.view;
+  const v = viewNow(c);
   if (!v) return;
   c.win = { ...c.win, follow: false, t0: v.t0 + (pixels / v.plot) * v.span };
   save(c);
@@ -165,7 +177,7 @@ function shift(c, refs, pixels) {
 }
 
 function scale(c, refs, factor, x) {
-  const v = c.view;
+  const v = viewNow(c);
   if (!v) return;
   const span = Math.round(Math.max(LEAST, Math.min(MOST, v.span * factor)) / M) * M;
   const left = refs.wrap.current.getBoundingClientRect().left;
@@ -278,9 +290,9 @@ export function Timeline({ query }) {
   const [laid, setLaid] = useState(0);
   const rows = useRows(by, query.q || '');
   const lane = useRef(new Map());
-  const tops = [0];
-  for (const row of rows) tops.push(tops[tops.length - 1] + (by === 'jobs' ? ROW : Math.max(4,
-    lane.current.get(row.instance)?.ends.length || 0) * 13 + 24));
+  const heights = rows.map((row) => (by === 'jobs' ? ROW : Math.max(4, lane.current.get(row.instance)?.ends.length || 0)
+    * 13 + 24));
+  const tops = useMemo(() => heights.reduce((all, high) => [...all, all[all.length - 1] + high], [0]), [heights.join()]);
   const [c, refs] = useChart(phone, query, rows, tops, by);
   const [from, to] = useSeen(tops, refs.body);
   // The address was changed from outside, as by a link or the palette.

@@ -19,6 +19,12 @@ function record(r) {
   return { ...r, job: r.job, o, s: s ?? o, e: end };
 }
 
+/** The span of which all is known, after one more was asked for. Of two that do not touch, the newer one. */
+function covered(was, from, to) {
+  const touch = from <= was.to && to >= was.from;
+  return touch ? { from: Math.min(was.from, from), to: Math.max(was.to, to) } : { from, to };
+}
+
 export class Data {
   constructor(drawn) {
     this.drawn = drawn;
@@ -86,11 +92,7 @@ export class Data {
       const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
       this.take(answer.runs);
       this.cut = answer.truncated;
-      for (const n of names) {
-        const row = this.row(n);
-        row.from = Math.min(row.from, from);
-        row.to = Math.max(row.to, to);
-      }
+      for (const n of names) Object.assign(this.row(n), covered(this.row(n), from, to));
     });
   }
 
@@ -133,8 +135,7 @@ export class Data {
       const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
       this.take(answer.runs);
       this.cut = answer.truncated;
-      this.every = { from: Math.min(t0 - span / 2, this.every?.from ?? Infinity), to: Math.max(end, this.every?.to
-        ?? 0) };
+      this.every = covered(this.every ?? { from: Infinity, to: -Infinity }, t0 - span / 2, end);
     });
   }
 }
