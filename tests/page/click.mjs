@@ -406,8 +406,8 @@ async function pauseIt() {
   await closed();
   await page.evaluate(() => history.forward());
   await until('the job again', () => document.querySelector('h1')?.textContent === 'quick');
-  await pause(150);
-  await page.keyboard.press('r');
+  // Keys work a moment after the screen is drawn.
+  for (let i = 0; i < 50 && !await page.$('dialog[open]'); i += 1, await pause(100)) await page.keyboard.press('r');
   await click('Resume', 'dialog[open] .foot');
   await until('the pause to end', () => [...document.querySelectorAll('.hd .btn')].some((b) =>
     b.textContent.includes('Pause')));
@@ -433,6 +433,25 @@ async function skip() {
   }
 }
 
+/** A job may be known before the fleet. */
+async function jobFirst() {
+  if (!own) return;
+  await tab(url, token, async () => {
+    await page.evaluateOnNewDocument(() => {
+      const real = window.fetch;
+      window.fetch = async (to, init) => {
+        if (/\/instances$/.test(to)) await new Promise((r) => setTimeout(r, 1500));
+        return real(to, init);
+      };
+    });
+    await page.goto(`${url}/#/job/quick`);
+    await page.reload({ waitUntil: 'domcontentloaded' });
+    await until('its next run', () => /next in/.test(document.querySelector('.sub')?.textContent));
+    await until('the verdict of the fleet', () => document.querySelector('.hd .btn:not([aria-disabled=true])'));
+  });
+  saw('a job before the fleet');
+}
+
 /** What is drawn is asked for, and drawn when it changes; and each key counts. */
 async function timeline() {
   await go('#/overview');
@@ -448,13 +467,18 @@ async function timeline() {
     }
     page.off('request', note);
     await settled();
+    // A run that begins or ends draws, too.
     const frames = await page.evaluate(async () => {
       const real = window.requestAnimationFrame;
-      let n = 0;
-      window.requestAnimationFrame = (f) => { n += 1; return real(f); };
-      await new Promise((r) => setTimeout(r, 2000));
+      const found = [];
+      for (let i = 0; i < 3; i += 1) {
+        let n = 0;
+        window.requestAnimationFrame = (f) => { n += 1; return real(f); };
+        await new Promise((r) => setTimeout(r, 2000));
+        found.push(n);
+      }
       window.requestAnimationFrame = real;
-      return n;
+      return Math.min(...found);
     });
     if (frames > 20) troubles.push(`the timeline${by} is drawn ${frames} times in two seconds in which nothing happens`);
   }
@@ -512,27 +536,27 @@ async function drain() {
     await closed();
   }
   // Also of more instances than it shows.
-  const was = await page.evaluateHandle(async () => (await import('./static/store.js')).known.instances);
-  const they = (list) => page.evaluate(async (real, fake) => {
-    const { known, changed } = await import('./static/store.js');
-    known.instances = fake ? { ...real, instances: Array.from({ length: 12 }, (_, i) => ({ ...real.instances[0],
-      instance: `web-${i}`, draining: i === 10 })) } : real;
-    changed('instances');
-  }, was, list);
   const offers = [];
   for (const typed of ['undrain', 'web-10 drain', 'und', 'drai web-10']) {
     await ctrlK();
-    await page.keyboard.type(typed.slice(0, -1));
-    await they(true);
-    await page.keyboard.type(typed.slice(-1));
-    await until(`the offers for ${typed}`, (t) => document.querySelector('.pal input')?.value === t, typed);
-    await pause(100);
-    offers.push(await page.$$eval('#offers [role=option] bdi', (all) => all.map((o) => o.textContent)));
+    await until('the palette', () => document.querySelector('.pal input'));
+    // Without an event in between, which would bring the real ones.
+    offers.push(await page.evaluate(async (t) => {
+      const { known } = await import('./static/store.js');
+      const was = known.instances;
+      known.instances = { ...was, instances: Array.from({ length: 12 }, (_, i) => ({ ...was.instances[0],
+        instance: `web-${i}`, draining: i === 10 })) };
+      const input = document.querySelector('.pal input');
+      input.value = t;
+      input.dispatchEvent(new Event('input', { bubbles: true }));
+      for (let i = 0; i < 50; i += 1) await null;
+      const found = [...document.querySelectorAll('#offers [role=option] bdi')].map((o) => o.textContent);
+      known.instances = was;
+      return found;
+    }, typed));
     await page.keyboard.press('Escape');
     await closed();
   }
-  await they(false);
-  await until('the real ones', () => document.querySelectorAll('.inst tbody tr').length < 12);
   if (offers[0][0] !== 'undrain web-10' || offers[1].join() !== 'web-10' || offers[2][0] !== 'undrain web-10'
     || offers[3].join() !== 'web-10') troubles.push(`of twelve instances the palette offers ${JSON.stringify(offers)}`);
   await click('Undrain', '.inst tbody');
@@ -541,16 +565,18 @@ async function drain() {
   saw('it claims again');
   await closed();
   if (!own) return;
+  await go('#/job/nightly');
+  await until('the job', () => document.querySelector('h1')?.textContent === 'nightly');
   for (const name of NAMES) own.soloist('drain', name);
-  await until('that all drain', () => /all of them drain, so nothing starts/.test(document.querySelector('h1')?.textContent));
-  await go('#/job/quick');
   await until('that nothing starts', () => /Nothing starts until an instance is undrained/.test(document.querySelector(
     '.notes')?.textContent) && /planned for/.test(document.querySelector('.sub').textContent));
+  await go('#/instances');
+  await until('that all drain', () => /all of them drain, so nothing starts/.test(document.querySelector('h1')?.textContent));
   await go('#/overview');
   saw(`all drain: “${await until('the verdict', () => /^Nothing starts until.*/.exec(document.querySelector(
     '.verdict')?.textContent)?.[0])}”`);
   for (const name of NAMES) own.soloist('undrain', name);
-  await until('that jobs start again', () => !/^Nothing/.test(document.querySelector('.verdict')?.textContent));
+  await until('that jobs start again', () => !/^Nothing starts/.test(document.querySelector('.verdict')?.textContent));
 }
 
 async function eventsSeen() {
@@ -571,7 +597,7 @@ async function eventsSeen() {
   // What runs tell pushes no act out of the list.
   const stay = await page.evaluate(async () => {
     const { known, feed } = await import('./static/store.js');
-    const was = known.feed;
+    const was = [...known.feed];
     const at = (i) => new Date(Date.UTC(2030, 0, 1) + i * 10).toISOString();
     for (let i = 0; i < 3; i += 1) feed({ kind: 'paused', cursor: `a${i}`, at: at(i), data: {} });
     for (let i = 3; i < 5000; i += 1) feed({ kind: 'ended', cursor: `a${i}`, at: at(i), data: {} });
@@ -592,9 +618,10 @@ async function eventsSeen() {
     known.feed = was;
     const told = { events: [e('a.2', 2), e('a.4', 4), e('a.5', 5)], cursor: 'a.7' };
     return [twice, of(joined([e('a.6', 6), e('a.3', 3), e('a.2', 2)], told)), of(joined([e('b.9', 3), e('b.8', 1)], told)),
-      of(joined([e('b.9', 3)], { events: [], cursor: 'a.0' })), of(joined([], told))];
+      of(joined([e('b.9', 3)], { events: [], cursor: 'a.0' })), of(joined([], told)),
+      of(joined([e('b.9', 3)], { events: [{ ...e('a.1', -9999), kind: 'undelivered' }], cursor: 'a.1' }))];
   });
-  if (feeds.join() !== 'a.2 a.1,a.6 a.5 a.4 a.3 a.2,a.5 a.4 a.2 a.0 b.8,a.0 b.9,a.5 a.4 a.2') throw new Error(`feeds: ${feeds.join()}`);
+  if (feeds.join() !== 'a.2 a.1,a.6 a.5 a.4 a.3 a.2,a.5 a.4 a.2 a.0 b.8,a.0 b.9,a.5 a.4 a.2,a.1 a.0 b.9') throw new Error(`feeds: ${feeds.join()}`);
   // An instance that is gone for good is no outage that goes on.
   const bands = await page.evaluate(async () => {
     const [{ known }, { fleetMarks }] = await Promise.all([import('./static/store.js'), import('./static/timeline_data.js')]);
@@ -1043,7 +1070,7 @@ async function lostInstance() {
   saw('it is back, without loading the page again');
   // The list stays as it is while the pointer is on it.
   await page.mouse.move(5, 300);
-  await go('#/events');
+  await go('#/events?f=fleet');
   await until('that events may be lacking', () => /started again: events just before/.test(document.querySelector(
     '.ev')?.textContent));
 }
@@ -1376,7 +1403,7 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
-    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, longOutput, timeline, maps, wrongAddresses, drain, eventsSeen, described, longLists,
+    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, longOutput, jobFirst, timeline, maps, wrongAddresses, drain, eventsSeen, described, longLists,
     hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, otherRole,
     commandLines, streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];

@@ -210,7 +210,7 @@ export function Dialogs() {
   }, []);
   // What was asked in one dialog may be answered while the next is open.
   const close = () => open?.n === opened.current && ref.current?.close();
-  return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => ref.current.open || set(null)} onClick=${(e) =>
+  return html`<dialog ref=${ref} aria-labelledby="dt" onClose=${() => ref.current?.open || set(null)} onClick=${(e) =>
     e.target === ref.current && close()}>
     ${open && html`<${Ask} key=${open.n} ...${open} close=${close} />`}
   </dialog>`;

@@ -176,7 +176,7 @@ export function Chart({ job, label, items: all, value, log, selected, onPick }) 
       over.addEventListener('click', () => near() && onPick(ms(near().occurrence)));
     };
     make();
-    const size = new ResizeObserver(() => plot.current?.setSize({ width: box.current.clientWidth, height: 150 }));
+    const size = new ResizeObserver(() => box.current && plot.current?.setSize({ width: box.current.clientWidth, height: 150 }));
     size.observe(box.current);
     const scheme = matchMedia('(prefers-color-scheme:dark)');
     scheme.addEventListener('change', make);

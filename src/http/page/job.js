@@ -308,7 +308,7 @@ function kept(items) {
 }
 
 export function Job({ arg: name, query }) {
-  useTopics('jobs', 'link', 'session');
+  useTopics('jobs', 'instances', 'link', 'session');
   const live = known.jobs.get(name);
   const round = useRound(live);
   const detail = useLoaded((signal) => ask(`jobs/${enc(name)}`, { signal }), [name], [live?.next, live?.schedule.join(),

@@ -5,7 +5,7 @@ import { bytes, clean, commandLine, hms, hmsm, left, many, ms, short, signalName
   './format.js';
 import { Icon } from './icons.js';
 import { cause, word } from './judge.js';
-import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded } from './parts.js';
+import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded, written } from './parts.js';
 import { act } from './actions.js';
 import { address, setQuery } from './router.js';
 import { median } from './chart.js';
@@ -82,48 +82,63 @@ function useOutput(job, run) {
       from = o.next;
       cut ||= o.truncated;
       if (text.length > HELD) [text, left] = [text.slice(-HELD / 2), true];
+      set({ text, ended: o.ended, error: null, cut, left });
+      return o.ended;
     };
-    const tell = (ended) => set({ text, ended, error: null, cut, left });
     const path = () => `runs/${enc(id)}/output?job=${enc(job)}&from=${from}`;
+    const pause = (length) => new Promise((r) => setTimeout(r, length));
+    /** As it comes, also the rest of it when the run has ended. */
+    const follow = async () => {
+      for await (const e of events(`${path()}&follow=1`, { signal: stop.signal })) {
+        if (e.data && add(e.data)) return true;
+      }
+      return false;
+    };
     /** Of a long one, only the end. */
     const whole = async () => {
-      if (run.output_bytes > HELD) [from, left] = [run.output_bytes - HELD, true];
+      if (!text && run.output_bytes > HELD) [from, left] = [run.output_bytes - HELD, true];
       for (;;) {
-        const before = from;
         const o = await ask(path(), { signal: stop.signal });
-        // It began within a line, or within a character.
-        if (left && !text) o.data = o.data.replace(/^[^\n]{0,4000}\n|^\ufffd+/, '');
-        add(o);
-        if (o.ended) return tell(true);
-        // Its holder still stores the rest.
-        if (from === before) {
-          tell(false);
-          await new Promise((r) => setTimeout(r, 1000));
+        if (!text && left) {
+          // The store keeps less than that, or not its end.
+          if (o.from > from) left = false;
+          else if (!o.data && o.ended) {
+            [from, left] = [0, false];
+            continue;
+          }
         }
+        // It began within a line, or within a character.
+        if (!text && left) o.data = o.data.replace(/^[^\n]{0,4000}\n|^\ufffd+/, '');
+        const before = from;
+        if (add(o)) return true;
+        // Its holder still stores the rest.
+        if (from === before) await pause(1000);
       }
     };
     const read = async () => {
-      if (!running) return whole();
-      // A stream that breaks goes on where it was.
+      let live = running;
+      // It goes on where it was.
       for (let wait = 500; !stop.signal.aborted; wait = Math.min(5000, wait * 2)) {
+        const before = from;
+        let error = null;
         try {
-          for await (const e of events(`${path()}&follow=1`, { signal: stop.signal })) {
-            if (!e.data) continue;
-            wait = 500;
-            add(e.data);
-            tell(e.data.ended);
-            if (e.data.ended) return undefined;
-          }
-        } catch (error) {
-          if (error.status === 404) throw error;
+          if (await (live ? follow() : whole())) return;
+        } catch (e) {
+          error = e;
         }
-        await new Promise((r) => setTimeout(r, wait));
+        if (stop.signal.aborted) return;
+        if (error) set({ text, ended: error.status === 404, error, cut, left });
+        if (error?.status === 404) return;
+        // All streams are taken.
+        if (error?.status === 503) live = false;
+        if (from !== before) wait = 500;
+        await pause(wait);
       }
-      return undefined;
     };
-    read().catch((error) => !stop.signal.aborted && set({ text, ended: true, error, cut, left }));
+    read();
     return () => stop.abort();
-  }, [job, id, running]);
+    // Not when the run ends: what follows it tells of its end, too.
+  }, [job, id]);
   return state;
 }
 
@@ -139,12 +154,13 @@ function OutputBox({ job, run }) {
   useEffect(() => {
     if (q) pre.current.querySelector('mark')?.scrollIntoView({ block: 'nearest' });
   }, [q]);
-  const hits = q ? visible(text).toLowerCase().split(q).length - 1 : 0;
+  const shown = written(text);
+  const hits = q ? shown.toLowerCase().split(q).length - 1 : 0;
   const empty = error ? (error.status === 404 ? 'This output is no longer kept.' : clean(error.message)) : ended
     || run.outcome !== 'running' ? 'It wrote nothing.' : 'It wrote nothing yet.';
   return html`<h3 class="h2">Output<small>${run.outcome === 'running' ? 'live' : run.output_bytes != null
-    ? `${bytes(run.output_bytes)} in all` : ''}${cut || run.output_truncated ? '; only its end is kept'
-      : ''}${before ? '; only its end is shown' : ''}</small></h3>
+    ? `${bytes(run.output_bytes)} in all` : ''}${before ? '; only its end is shown' : cut || run.output_truncated
+      ? '; only its end is kept' : ''}</small></h3>
     <div class="outw"><div class="ob"><${Icon} k="search" c="s-planned" />
       <input id="find" type="text" placeholder="Search the output" aria-label="Search the output" value=${find}
         onInput=${(e) => setFind(e.target.value)}
@@ -154,8 +170,10 @@ function OutputBox({ job, run }) {
       <label class="t2"><input type="checkbox" checked=${follow} onChange=${(e) => setFollow(e.target.checked)}
         />Follow</label></div>
     <pre ref=${pre} tabindex="0" role="log" aria-live="off" aria-label="Output" onWheel=${(e) => e.deltaY < 0
-      && setFollow(false)}>${text ? html`<${Output} text=${text} find=${q} />`
-    : html`<span class="t3">${empty}</span>`}</pre></div>`;
+      && setFollow(false)}>${text ? html`<${Output} text=${shown} find=${q} />`
+    : html`<span class="t3">${empty}</span>`}</pre></div>
+    ${text && error && html`<p class="note x-failed" role="status"><${Icon} k="failed" /><span>More of it cannot be had:
+      ${' '}${clean(error.message)}${error.status === 404 ? '' : '; the page asks again'}</span></p>`}`;
 }
 
 // ---- resources, identity

@@ -15,6 +15,8 @@ import { useKeys } from './keys.js';
 export function halted() {
   const { fleet, store } = known;
   if (!store.reachable) return 'Nothing starts until the store answers';
+  // Of a page that was opened at a job, the job may be known first.
+  if (!fleet) return null;
   if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
   const epoch = known.instances?.epoch || fleet.epoch;
   if (epoch && !epoch.open) {

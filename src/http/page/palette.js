@@ -136,7 +136,7 @@ export function Palette() {
   };
   useEffect(() => ref.current?.querySelector('[aria-selected=true]')?.scrollIntoView({ block: 'nearest' }), [sel]);
   return html`<dialog class="pal" ref=${ref} aria-label="Search or run" onClose=${() =>
-    ref.current.open || set(null)} onClick=${(e) =>
+    ref.current?.open || set(null)} onClick=${(e) =>
     e.target === ref.current && close()}>
     ${text != null && html`<input type="text" role="combobox" aria-label="A job, an instance, a time or a command"
       aria-expanded="true" aria-controls="offers"
@@ -163,7 +163,7 @@ export function Help() {
   }, [open]);
   const close = () => ref.current?.close();
   return html`<dialog class="help" ref=${ref} aria-labelledby="help" onClose=${() =>
-    ref.current.open || set(false)} onClick=${(e) =>
+    ref.current?.open || set(false)} onClick=${(e) =>
     e.target === ref.current && close()}>
     ${open && html`<div class="pad"><div class="hd"><h2 id="help">Keys</h2><span class="sp"></span>
       <button type="button" class="btn q i" aria-label="Close" onClick=${close}><${Icon} k="close" /></button></div>

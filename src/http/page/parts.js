@@ -320,11 +320,12 @@ export const Failed = ({ error, again }) => html`<p class="note" role="alert"><$
   ${again && html` <button type="button" class="btn s" onClick=${again}>Ask again</button>`}</p>`;
 
 /** A browser takes the longer for each character, the longer its line is. */
-const LINE = /[^\n]{4000}(?=[^\n])/g;
+const LINE = /[^\n]{4000}(?=[^\n])/gu;
+/** Foreign output as it is shown: what is invisible is written as escapes. */
+export const written = (text) => visible(text).replace(LINE, '$&\n');
 
-/** Foreign output: what is invisible is written as escapes, and what is searched for is marked. */
-export function Output({ text, find }) {
-  const shown = visible(text).replace(LINE, '$&\n');
+/** Text that `written` gave, with marks where `find` stands. */
+export function Output({ text: shown, find }) {
   if (!find) return shown;
   const low = shown.toLowerCase();
   const parts = [];

@@ -153,7 +153,11 @@ export async function ask(path, { body, signal, within = ANSWER_MS } = {}) {
   } finally {
     clearTimeout(timer);
   }
-  const json = await answer.json().catch(() => ({}));
+  const json = await answer.json().catch((error) => {
+    // It broke off.
+    if (answer.ok) throw error;
+    return {};
+  });
   if (answer.status === 401) lock();
   if (!answer.ok) throw new Refused(answer.status, json);
   return json;
@@ -420,23 +424,32 @@ async function load() {
 export function joined(feed, { events: told, cursor: last }) {
   const part = (e) => e.cursor.split('.');
   const number = (e) => Number(part(e)[1]);
-  const begins = told.length ? Math.min(...told.map((e) => ms(e.at))) : Infinity;
+  // An instance that has just been started tells of messages that were given up long ago.
+  const begins = Math.min(...told.filter((e) => e.kind !== 'undelivered').map((e) => ms(e.at)));
   const [boot] = last.split('.');
   const seen = new Set(told.map((e) => e.cursor));
+  const had = new Map(feed.map((e) => [e.cursor, e]));
   const mine = feed.filter((e) => part(e)[0] === boot && !seen.has(e.cursor));
   const list = feed.filter((e) => part(e)[0] !== boot && ms(e.at) < begins);
   // Nobody has told what happened between them.
   if (list.length && !mine.some((e) => e.kind === 'unheard')) {
-    mine.push({ kind: 'unheard', cursor: `${boot}.0`, at: told[0]?.at ?? new Date(now()).toISOString() });
+    mine.push({ kind: 'unheard', cursor: `${boot}.0`, at: new Date(Math.min(begins, now())).toISOString() });
   }
-  for (const e of [...told, ...mine].sort((a, b) => number(a) - number(b))) place(list, e);
+  const all = [...told.map((e) => had.get(e.cursor) ?? e), ...mine];
+  for (const e of all.sort((a, b) => number(a) - number(b))) place(list, e);
   return kept(list);
 }
 
+let asked = null;
 /** What happened before the page was opened, or while it heard nothing, for the list of events. */
 async function history() {
+  const mine = Symbol('question');
+  asked = mine;
   try {
-    known.feed = joined(known.feed, await ask('events?feed=true'));
+    const answer = await ask('events?feed=true');
+    // A later question was asked of another instance, perhaps.
+    if (asked !== mine) return;
+    known.feed = joined(known.feed, answer);
     changed('feed');
   } catch {
     // The list then goes on with the next event.
