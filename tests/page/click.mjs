@@ -487,6 +487,25 @@ async function timeline() {
     for (let i = 0; i < 4; i += 1) dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true }));
   });
   saw(`four times closer: ${await until('the zoom', () => /z=2[23]m/.exec(location.hash)?.[0])}`);
+  // Of more runs than fit into an answer a shorter window may have all.
+  await go('#/overview');
+  await page.evaluate(() => {
+    const real = window.fetch;
+    window.asked = 0;
+    window.answers = () => { window.fetch = real; };
+    window.fetch = (to, init) => {
+      window.asked += /v1\/runs\?/.test(to);
+      return real(String(to).replace('limit=5000', 'limit=3'), init);
+    };
+  });
+  await go('#/timeline?z=6h');
+  await until('that runs are left out', () => /more runs than can be shown/.test(document.querySelector('.note')?.textContent));
+  await pause(1000);
+  const before = await page.evaluate(() => window.asked);
+  if (before > 2) troubles.push(`an answer that was cut is asked for ${before} times`);
+  await page.keyboard.press('+');
+  await until('the next question', (n) => window.asked > n, before);
+  await page.evaluate(() => window.answers());
 }
 
 /** The words around what is drawn. */

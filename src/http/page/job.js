@@ -302,7 +302,7 @@ function kept(items) {
   const well = ran.filter((i) => i.outcome === 'succeeded');
   const again = well.filter((i) => i.attempts > 1).length;
   const later = again ? `, ${number(again)} not at the first attempt` : '';
-  if (ran.length === 1) return `The one that ran and is kept ${well.length ? 'succeeded' : 'did not succeed'}${later}.`;
+  if (ran.length === 1) return `Of those that ran one is kept, which ${well.length ? 'succeeded' : 'did not succeed'}${later}.`;
   const how = well.length === ran.length ? 'All' : `${number(well.length)} of`;
   return `${how} ${number(ran.length)} that ran and are kept succeeded${later}.`;
 }

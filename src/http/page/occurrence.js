@@ -13,6 +13,9 @@ import { median } from './chart.js';
 const enc = encodeURIComponent;
 /** More of an output is not shown: characters of a live one, bytes of one that has ended. */
 const HELD = 1 << 19;
+/** A longer output is drawn at most so often, ms. */
+const AT_ONCE = 1 << 15;
+const DRAWN_MS = 300;
 
 // ---- attempts
 
@@ -77,12 +80,20 @@ function useOutput(job, run) {
     const stop = new AbortController();
     // `left`: the page has not asked for what is before, or has let go of it.
     let [text, from, cut, left] = ['', 0, false, false];
+    let timer = null;
+    const tell = (ended) => {
+      clearTimeout(timer);
+      timer = null;
+      set({ text, ended, error: null, cut, left });
+    };
     const add = (o) => {
       text += o.data;
       from = o.next;
       cut ||= o.truncated;
       if (text.length > HELD) [text, left] = [text.slice(-HELD / 2), true];
-      set({ text, ended: o.ended, error: null, cut, left });
+      // To draw much takes long.
+      if (o.ended || text.length < AT_ONCE) tell(o.ended);
+      else timer ??= setTimeout(() => tell(false), DRAWN_MS);
       return o.ended;
     };
     const path = () => `runs/${enc(id)}/output?job=${enc(job)}&from=${from}`;
@@ -127,6 +138,8 @@ function useOutput(job, run) {
           error = e;
         }
         if (stop.signal.aborted) return;
+        clearTimeout(timer);
+        timer = null;
         if (error) set({ text, ended: error.status === 404, error, cut, left });
         if (error?.status === 404) return;
         // All streams are taken.
@@ -136,7 +149,10 @@ function useOutput(job, run) {
       }
     };
     read();
-    return () => stop.abort();
+    return () => {
+      stop.abort();
+      clearTimeout(timer);
+    };
     // Not when the run ends: what follows it tells of its end, too.
   }, [job, id]);
   return state;
@@ -145,7 +161,8 @@ function useOutput(job, run) {
 function OutputBox({ job, run }) {
   const { text, ended, error, cut, left: before } = useOutput(job, run);
   const [find, setFind] = useState('');
-  const [follow, setFollow] = useState(run.outcome === 'running');
+  // Of a long output, and of one that went wrong, the end says most.
+  const [follow, setFollow] = useState(run.outcome !== 'succeeded' || run.output_bytes > HELD);
   const pre = useRef();
   useLayoutEffect(() => {
     if (follow) pre.current.scrollTop = pre.current.scrollHeight;
@@ -159,7 +176,7 @@ function OutputBox({ job, run }) {
   const empty = error ? (error.status === 404 ? 'This output is no longer kept.' : clean(error.message)) : ended
     || run.outcome !== 'running' ? 'It wrote nothing.' : 'It wrote nothing yet.';
   return html`<h3 class="h2">Output<small>${run.outcome === 'running' ? 'live' : run.output_bytes != null
-    ? `${bytes(run.output_bytes)} in all` : ''}${before ? '; only its end is shown' : cut || run.output_truncated
+    ? `${bytes(run.output_bytes)} in all` : ''}${before ? '; only its end is shown, soloist logs has more' : cut || run.output_truncated
       ? '; only its end is kept' : ''}</small></h3>
     <div class="outw"><div class="ob"><${Icon} k="search" c="s-planned" />
       <input id="find" type="text" placeholder="Search the output" aria-label="Search the output" value=${find}

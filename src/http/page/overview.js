@@ -170,6 +170,10 @@ function Happened({ job, state, asks }) {
 function Coming({ job, state }) {
   const [next] = job.awaited;
   if (!known.store.reachable) return html`<div class="nx">when the store answers</div>`;
+  if (halted() && (next || job.next)) {
+    return html`<div class="nx">${next ? 'next try planned' : 'planned'} for<small>${when(ms(next?.at ?? job.next),
+      now())}</small></div>`;
+  }
   if (next && state.key === 'retry') {
     return html`<div class="nx"><span>next try in <${In} t=${ms(next.at)} /></span><small>${when(ms(next.at),
       now())}</small></div>`;

@@ -149,7 +149,8 @@ export async function ask(path, { body, signal, within = ANSWER_MS } = {}) {
   try {
     answer = await fetch(`api/v1/${path}`, init);
   } catch (error) {
-    throw late.signal.aborted ? new Silent('the instance does not answer') : error;
+    if (late.signal.aborted) throw new Silent('the instance does not answer');
+    throw error.name === 'AbortError' ? error : new Error('the instance cannot be reached');
   } finally {
     clearTimeout(timer);
   }

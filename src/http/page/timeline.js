@@ -246,11 +246,12 @@ function useListening(c, refs, phone, relayout) {
     const redraw = () => c.draw();
     const off = on('tick', redraw);
     for (const k of ['scroll', 'resize', 'themechange']) addEventListener(k, redraw, { passive: true });
-    matchMedia('(prefers-color-scheme:dark)').addEventListener('change', redraw);
+    const dark = matchMedia('(prefers-color-scheme:dark)');
+    dark.addEventListener('change', redraw);
     c.data.drawn = relayout;
     return () => {
       off();
-      matchMedia('(prefers-color-scheme:dark)').removeEventListener('change', redraw);
+      dark.removeEventListener('change', redraw);
       for (const k of ['scroll', 'resize', 'themechange']) removeEventListener(k, redraw);
       c.data.stop.abort();
       clearTimeout(c.later);
@@ -305,6 +306,8 @@ export function Timeline({ query }) {
   useLayoutEffect(() => {
     if (by === 'instances' && c.view) {
       const { t0, t1, span, plot } = c.view;
+      // What events have told since.
+      for (const name of known.jobs.keys()) c.data.row(name);
       lane.current = c.lane = lanes(c.data.rows.values(), t0 - span / 2, t1 + span / 2, (3.5 / plot) * span);
       const high = [...lane.current.values()].map((l) => l.ends.length).join();
       if (high !== c.high) {
@@ -347,7 +350,7 @@ export function Timeline({ query }) {
     <${Seg} label="Zoom" list=${SPANS} value=${c.win.span} onPick=${pick} /><button type="button" class="btn"
       onClick=${toNow}>Now</button></div>
   ${c.data.error && html`<${Failed} error=${c.data.error} />`}
-  ${c.data.cut && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this
+  ${c.view && c.data.lacks(by === 'jobs' ? c.seen : null, c.view.t0) && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this
     span are left out. Zoom in, or filter.</p>`}
   <div class="tl" ref=${refs.wrap} tabindex="0" role="group" aria-label=${words} onPointerMove=${point}
     onPointerLeave=${() => tipAt('')} onClick=${open}

@@ -19,11 +19,23 @@ function record(r) {
   return { ...r, job: r.job, o, s: s ?? o, e: end };
 }
 
-/** The span of which all is known, after one more was asked for. Of two that do not touch, the newer one. */
-function covered(was, from, to) {
+/**
+ * The span of which all is known, after `asked` was asked for: `from`, `to`, and of how many jobs. Of two that do not
+ * touch, the newer one. `oldest`: the answer was cut, and this is the first instant that it has.
+ */
+function covered(was, asked, oldest) {
+  const { to } = asked;
+  const from = oldest ?? asked.from;
   const touch = from <= was.to && to >= was.from;
-  return touch ? { from: Math.min(was.from, from), to: Math.max(was.to, to) } : { from, to };
+  const cut = oldest == null ? null : asked;
+  return touch ? { from: Math.min(was.from, from), to: Math.max(was.to, to), cut } : { from, to, cut };
 }
+
+/** The same question as one whose answer was cut would be answered the same. */
+const inVain = (cut, { from, to, n }) => cut && n >= cut.n && to - from > 0.75 * (cut.to - cut.from)
+  && to < cut.to + 60_000 && to > cut.to - 0.25 * (to - from);
+
+const oldestOf = (answer) => (answer.truncated ? Math.min(...answer.runs.map((r) => ms(r.occurrence))) : null);
 
 export class Data {
   constructor(drawn) {
@@ -31,15 +43,14 @@ export class Data {
     /** By job: records by key, the same sorted by occurrence, and the span that they cover. */
     this.rows = new Map();
     this.asked = new Set();
-    this.cut = false;
     this.error = null;
     this.stop = new AbortController();
   }
 
   row(name) {
     let row = this.rows.get(name);
-    if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], from: Infinity, to: -Infinity, of: null,
-      plan: [], planTo: 0, dense: false }));
+    if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], from: Infinity, to: -Infinity, cut: null,
+      of: null, plan: [], planTo: 0, planSpan: 0, dense: false }));
     const job = known.jobs.get(name);
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {
@@ -61,13 +72,24 @@ export class Data {
   want(names, t0, t1) {
     const span = t1 - t0;
     const end = Math.min(t1 + span / 2, now());
-    const past = names.filter((n) => {
+    const lacking = names.filter((n) => {
       const row = this.row(n);
       return t0 < now() && (row.from > t0 || row.to < Math.min(t1, now()) - 60_000) && !this.asked.has(`r${n}`);
     });
-    for (let i = 0; i < past.length; i += ROWS) this.runs(past.slice(i, i + ROWS), t0 - span / 2, end);
-    const ahead = t1 > now() ? names.filter((n) => this.row(n).planTo < t1 && !this.asked.has(`p${n}`)) : [];
-    for (let i = 0; i < ahead.length; i += ROWS) this.plan(ahead.slice(i, i + ROWS), t1 + span / 2);
+    const asked = { from: t0 - span / 2, to: end, n: Math.min(ROWS, lacking.length) };
+    const past = lacking.filter((n) => !inVain(this.row(n).cut, asked));
+    for (let i = 0; i < past.length; i += ROWS) this.runs(past.slice(i, i + ROWS), asked);
+    // What was too much for a longer span may be drawn in a shorter one.
+    const to = t1 + span / 2;
+    const unplanned = (row) => row.planTo < t1 || (row.dense && to - now() < row.planSpan / 2);
+    const ahead = t1 > now() ? names.filter((n) => unplanned(this.row(n)) && !this.asked.has(`p${n}`)) : [];
+    for (let i = 0; i < ahead.length; i += ROWS) this.plan(ahead.slice(i, i + ROWS), to);
+  }
+
+  /** Whether runs after `t0` are left out, of these jobs, or of all. */
+  lacks(names, t0) {
+    const of = (span) => span?.cut && span.from > t0;
+    return names ? names.some((n) => of(this.row(n))) : of(this.every);
   }
 
   async load(names, mark, f) {
@@ -85,14 +107,13 @@ export class Data {
     }
   }
 
-  runs(names, from, to) {
+  runs(names, asked) {
     return this.load(names, 'r', async () => {
-      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(LIMIT) });
+      const q = new URLSearchParams({ from: iso(asked.from), to: iso(asked.to), limit: String(LIMIT) });
       for (const n of names) q.append('job', n);
       const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
       this.take(answer.runs);
-      this.cut = answer.truncated;
-      for (const n of names) Object.assign(this.row(n), covered(this.row(n), from, to));
+      for (const n of names) Object.assign(this.row(n), covered(this.row(n), asked, oldestOf(answer)));
     });
   }
 
@@ -120,6 +141,7 @@ export class Data {
         row.plan = plans.get(n);
         row.dense = dense.has(n);
         row.planTo = to;
+        row.planSpan = to - from;
       }
     });
   }
@@ -130,12 +152,13 @@ export class Data {
     if (t0 > now() || this.asked.has('r*')) return;
     const end = Math.min(t1 + span / 2, now());
     if (this.every && this.every.from <= t0 && this.every.to >= Math.min(t1, now()) - 60_000) return;
+    const asked = { from: t0 - span / 2, to: end, n: 1 };
+    if (inVain(this.every?.cut, asked)) return;
     this.load(['*'], 'r', async () => {
-      const q = new URLSearchParams({ from: iso(t0 - span / 2), to: iso(end), limit: String(LIMIT) });
+      const q = new URLSearchParams({ from: iso(asked.from), to: iso(asked.to), limit: String(LIMIT) });
       const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
       this.take(answer.runs);
-      this.cut = answer.truncated;
-      this.every = covered(this.every ?? { from: Infinity, to: -Infinity }, t0 - span / 2, end);
+      this.every = covered(this.every ?? { from: Infinity, to: -Infinity }, asked, oldestOf(answer));
     });
   }
 }

@@ -36,6 +36,14 @@ export function drawHead(ctx, v, fleet, hits) {
   ctx.fillStyle = c.tx3;
   ctx.textAlign = 'left';
   ctx.fillText('Fleet', 0, 18);
+  for (const b of fleet.bands) {
+    const [x, w] = clip(v, b.from, b.to ?? v.now);
+    if (w > 0) {
+      ctx.fillStyle = c.bad;
+      ctx.fillRect(x, 31, w, 3);
+    }
+  }
+  line(ctx, 0, 34.5, v.w, 34.5, c.line);
   const ends = [0, 0];
   for (const m of fleet.marks) {
     const x = v.px(m.at);
@@ -58,14 +66,6 @@ export function drawHead(ctx, v, fleet, hits) {
     hits.push({ x: x - 5, y: y - 6, w: k >= 0 ? wide + 16 : 10, h: 12, tip: `${hms(m.at)}  ${text}${m.detail
       ? `\n${clean(m.detail)}` : ''}` });
   }
-  for (const b of fleet.bands) {
-    const [x, w] = clip(v, b.from, b.to ?? v.now);
-    if (w > 0) {
-      ctx.fillStyle = c.bad;
-      ctx.fillRect(x, 31, w, 3);
-    }
-  }
-  line(ctx, 0, 34.5, v.w, 34.5, c.line);
   ctx.textAlign = 'center';
   const nx = v.px(v.now);
   for (const t of ticks(v)) {
