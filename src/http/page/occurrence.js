@@ -138,8 +138,7 @@ function useOutput(job, run) {
           error = e;
         }
         if (stop.signal.aborted) return;
-        clearTimeout(timer);
-        timer = null;
+        if (timer) tell(false);
         if (error) set({ text, ended: error.status === 404, error, cut, left });
         if (error?.status === 404) return;
         // All streams are taken.
@@ -176,7 +175,7 @@ function OutputBox({ job, run }) {
   const empty = error ? (error.status === 404 ? 'This output is no longer kept.' : clean(error.message)) : ended
     || run.outcome !== 'running' ? 'It wrote nothing.' : 'It wrote nothing yet.';
   return html`<h3 class="h2">Output<small>${run.outcome === 'running' ? 'live' : run.output_bytes != null
-    ? `${bytes(run.output_bytes)} in all` : ''}${before ? '; only its end is shown, soloist logs has more' : cut || run.output_truncated
+    ? `${bytes(run.output_bytes)} in all` : ''}${before ? '; only its end is shown' : cut || run.output_truncated
       ? '; only its end is kept' : ''}</small></h3>
     <div class="outw"><div class="ob"><${Icon} k="search" c="s-planned" />
       <input id="find" type="text" placeholder="Search the output" aria-label="Search the output" value=${find}

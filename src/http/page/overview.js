@@ -171,8 +171,8 @@ function Coming({ job, state }) {
   const [next] = job.awaited;
   if (!known.store.reachable) return html`<div class="nx">when the store answers</div>`;
   if (halted() && (next || job.next)) {
-    return html`<div class="nx">${next ? 'next try planned' : 'planned'} for<small>${when(ms(next?.at ?? job.next),
-      now())}</small></div>`;
+    return html`<div class="nx">${next ? 'next try planned' : 'planned'} for ${when(ms(next?.at ?? job.next),
+      now())}</div>`;
   }
   if (next && state.key === 'retry') {
     return html`<div class="nx"><span>next try in <${In} t=${ms(next.at)} /></span><small>${when(ms(next.at),

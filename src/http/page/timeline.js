@@ -138,8 +138,13 @@ function paint(c, refs) {
   }
   drawNow(ctx, v);
   if (c.sel) ring(ctx, c);
-  // Also if it is drawn in each frame.
   c.seen = seen;
+  const lacks = !!c.data.lacks(c.by === 'jobs' ? seen : null, v.t0);
+  if (lacks !== c.lacks) {
+    c.lacks = lacks;
+    c.data.drawn();
+  }
+  // Also if it is drawn in each frame.
   c.later ??= setTimeout(() => {
     c.later = null;
     const { t0, t1 } = c.view;
@@ -350,7 +355,7 @@ export function Timeline({ query }) {
     <${Seg} label="Zoom" list=${SPANS} value=${c.win.span} onPick=${pick} /><button type="button" class="btn"
       onClick=${toNow}>Now</button></div>
   ${c.data.error && html`<${Failed} error=${c.data.error} />`}
-  ${c.view && c.data.lacks(by === 'jobs' ? c.seen : null, c.view.t0) && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this
+  ${c.lacks && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this
     span are left out. Zoom in, or filter.</p>`}
   <div class="tl" ref=${refs.wrap} tabindex="0" role="group" aria-label=${words} onPointerMove=${point}
     onPointerLeave=${() => tipAt('')} onClick=${open}

@@ -7,6 +7,8 @@ const ROWS = 40;
 const LIMIT = 5000;
 /** A job with more planned occurrences than this in a span is drawn as a dotted line. */
 const PLAN_MOST = 400;
+/** All that is planned of so many jobs fits into one answer, which has 10,000 at most. */
+const PLAN_ROWS = 25;
 
 const iso = (t) => new Date(t).toISOString();
 const keyOf = (r) => `${r.occurrence}/${r.attempt}`;
@@ -25,14 +27,15 @@ function record(r) {
  */
 function covered(was, asked, oldest) {
   const { to } = asked;
-  const from = oldest ?? asked.from;
+  // A run that began before was still active.
+  const from = Math.max(asked.from, oldest ?? asked.from);
   const touch = from <= was.to && to >= was.from;
   const cut = oldest == null ? null : asked;
   return touch ? { from: Math.min(was.from, from), to: Math.max(was.to, to), cut } : { from, to, cut };
 }
 
 /** The same question as one whose answer was cut would be answered the same. */
-const inVain = (cut, { from, to, n }) => cut && n >= cut.n && to - from > 0.75 * (cut.to - cut.from)
+const inVain = (cut, { from, to, n }) => cut && n > 0.75 * cut.n && to - from > 0.75 * (cut.to - cut.from)
   && to < cut.to + 60_000 && to > cut.to - 0.25 * (to - from);
 
 const oldestOf = (answer) => (answer.truncated ? Math.min(...answer.runs.map((r) => ms(r.occurrence))) : null);
@@ -76,14 +79,20 @@ export class Data {
       const row = this.row(n);
       return t0 < now() && (row.from > t0 || row.to < Math.min(t1, now()) - 60_000) && !this.asked.has(`r${n}`);
     });
-    const asked = { from: t0 - span / 2, to: end, n: Math.min(ROWS, lacking.length) };
+    // What lies beside the window may be what there was no room for.
+    const tight = lacking.some((n) => this.row(n).cut);
+    const asked = { ...(tight ? { from: t0, to: Math.min(t1, now()) } : { from: t0 - span / 2, to: end }),
+      n: Math.min(ROWS, lacking.length) };
     const past = lacking.filter((n) => !inVain(this.row(n).cut, asked));
-    for (let i = 0; i < past.length; i += ROWS) this.runs(past.slice(i, i + ROWS), asked);
+    for (let i = 0; i < past.length; i += ROWS) {
+      const names = past.slice(i, i + ROWS);
+      this.runs(names, { ...asked, n: names.length });
+    }
     // What was too much for a longer span may be drawn in a shorter one.
     const to = t1 + span / 2;
     const unplanned = (row) => row.planTo < t1 || (row.dense && to - now() < row.planSpan / 2);
     const ahead = t1 > now() ? names.filter((n) => unplanned(this.row(n)) && !this.asked.has(`p${n}`)) : [];
-    for (let i = 0; i < ahead.length; i += ROWS) this.plan(ahead.slice(i, i + ROWS), to);
+    for (let i = 0; i < ahead.length; i += PLAN_ROWS) this.plan(ahead.slice(i, i + PLAN_ROWS), to);
   }
 
   /** Whether runs after `t0` are left out, of these jobs, or of all. */
@@ -130,7 +139,7 @@ export class Data {
   plan(names, to) {
     return this.load(names, 'p', async () => {
       const from = now();
-      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(LIMIT), per_job: String(PLAN_MOST) });
+      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(PLAN_ROWS * PLAN_MOST), per_job: String(PLAN_MOST) });
       for (const n of names) q.append('job', n);
       const answer = await ask(`plan?${q}`, { signal: this.stop.signal });
       const plans = new Map(names.map((n) => [n, []]));
@@ -152,7 +161,8 @@ export class Data {
     if (t0 > now() || this.asked.has('r*')) return;
     const end = Math.min(t1 + span / 2, now());
     if (this.every && this.every.from <= t0 && this.every.to >= Math.min(t1, now()) - 60_000) return;
-    const asked = { from: t0 - span / 2, to: end, n: 1 };
+    const tight = this.every?.cut;
+    const asked = { ...(tight ? { from: t0, to: Math.min(t1, now()) } : { from: t0 - span / 2, to: end }), n: 1 };
     if (inVain(this.every?.cut, asked)) return;
     this.load(['*'], 'r', async () => {
       const q = new URLSearchParams({ from: iso(asked.from), to: iso(asked.to), limit: String(LIMIT) });

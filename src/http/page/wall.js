@@ -1,7 +1,7 @@
 // The wallboard: the verdict, what needs attention, all jobs, and a clock that proves that the page lives.
 import { html, useEffect, useState } from './base.js';
 import { known, useTopics } from './store.js';
-import { hm, hms, left, ms, number, zoneName } from './format.js';
+import { hms, left, ms, number, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Live, Memo, Strip, Txt } from './parts.js';
 import { word } from './judge.js';
@@ -17,7 +17,7 @@ function next(job, state, t) {
   if (state.key === 'paused') return 'paused';
   if (job.running.length) return 'running';
   const at = ms(job.awaited[0]?.at ?? job.next);
-  if (at != null && halted()) return hm(at);
+  if (at != null && halted()) return when(at, t);
   return at == null ? (job.enabled ? '–' : 'off') : at > t ? left(at - t) : 'now';
 }
 
