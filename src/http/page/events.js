@@ -46,6 +46,7 @@ const KINDS = {
   lacks_jobs: [() => 'drift', 'fleet', (e) => html`– the configuration of <${Who} id=${e.instance} />, which sends the
     notifications, <b class="x-missed">lacks ${e.count === 1 ? 'this job' : `${number(e.count)} jobs`}</b>${
     because(e)}`],
+  // No instance tells it: the page notes it itself.
   unheard: [() => 'drift', 'fleet', () => 'The page hears another instance now, or one that was started again: events just '
     + 'before may be lacking'],
   job_removed: [() => 'off', 'fleet', () => 'is no longer in the configuration'],

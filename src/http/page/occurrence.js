@@ -141,7 +141,7 @@ function useOutput(job, run) {
         if (timer) tell(false);
         if (error) set({ text, ended: error.status === 404, error, cut, left });
         if (error?.status === 404) return;
-        // All streams are taken.
+        // All streams are taken, or the store is away.
         if (error?.status === 503) live = false;
         if (from !== before) wait = 500;
         await pause(wait);

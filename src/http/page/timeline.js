@@ -30,8 +30,8 @@ const zOf = (span) => (span % D === 0 ? `${span / D}d` : span % H === 0 ? `${spa
 function windowOf(query) {
   const span = spanOf(query.z);
   const at = query.at ? Date.parse(query.at) : NaN;
-  const known = at >= 0 && at < LAST;
-  return { span, follow: !known, t0: known ? at - span / 2 : 0 };
+  const given = at >= 0 && at < LAST;
+  return { span, follow: !given, t0: given ? at - span / 2 : 0 };
 }
 
 function viewOf(win, w, h, phone) {
@@ -298,7 +298,11 @@ export function Timeline({ query }) {
   const lane = useRef(new Map());
   const heights = rows.map((row) => (by === 'jobs' ? ROW : Math.max(4, lane.current.get(row.instance)?.ends.length || 0)
     * 13 + 24));
-  const tops = useMemo(() => heights.reduce((all, high) => [...all, all[all.length - 1] + high], [0]), [heights.join()]);
+  const tops = useMemo(() => {
+    const all = [0];
+    for (const high of heights) all.push(all[all.length - 1] + high);
+    return all;
+  }, [heights.join()]);
   const [c, refs] = useChart(phone, query, rows, tops, by);
   const [from, to] = useSeen(tops, refs.body);
   // The address was changed from outside, as by a link or the palette.

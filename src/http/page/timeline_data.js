@@ -139,7 +139,8 @@ export class Data {
   plan(names, to) {
     return this.load(names, 'p', async () => {
       const from = now();
-      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(PLAN_ROWS * PLAN_MOST), per_job: String(PLAN_MOST) });
+      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(PLAN_ROWS * PLAN_MOST),
+        per_job: String(PLAN_MOST) });
       for (const n of names) q.append('job', n);
       const answer = await ask(`plan?${q}`, { signal: this.stop.signal });
       const plans = new Map(names.map((n) => [n, []]));
