@@ -18,7 +18,7 @@ use crate::{
     claim,
     daemon::{self, Daemon},
     idle::{cpu_ms, memory_kib},
-    lateness,
+    lateness::{self, Kind, Turn},
     program::{self, NOW},
     support::{Redis, Sample, Table, directory, establish, runtime, seconds, wait_for},
 };
@@ -38,18 +38,45 @@ pub fn run(table: &mut Table, server: &Redis) {
     for jobs in [1, JOBS] {
         memory(table, server, jobs);
     }
-    let beside: [(_, _, fn(&Path)); 3] = [
-        ("Redis", "", |_| {}),
-        ("Redis with HTTP followed", LINES, follow),
-        ("Redis with HTTP followed and asked", LINES, |dir| {
-            follow(dir);
-            ask_on(dir);
-        }),
-    ];
-    for (name, lines, beside) in beside {
-        server.flush();
+    starts(table);
+}
+
+/// Whether HTTP moves the starts of commands.
+fn starts(table: &mut Table) {
+    let servers = [(); 3].map(|()| Redis::start());
+    for server in &servers {
         runtime().block_on(async { establish(&*server.store()).await });
-        lateness::one(table, &server.url(), name, JOBS, lines, beside);
+    }
+    let urls = servers.each_ref().map(Redis::url);
+    let kinds = [
+        Kind {
+            name: "Redis",
+            url: &urls[0],
+            more: "",
+            beside: |_, _| {},
+        },
+        Kind {
+            name: "Redis with HTTP followed",
+            url: &urls[1],
+            more: LINES,
+            beside: |dir, _| follow(dir),
+        },
+        Kind {
+            name: "Redis with HTTP followed and asked",
+            url: &urls[2],
+            more: LINES,
+            beside: |dir, turn| {
+                follow(dir);
+                ask_on(dir, turn);
+            },
+        },
+    ];
+    let above = lateness::in_turns(table, JOBS, &kinds);
+    for (kind, with) in kinds.iter().zip(&above).skip(1) {
+        let more = with - above[0];
+        let from = format!("{with:.2} / {:.2} ms above the floor", above[0]);
+        let what = format!("start lateness, {}, over that without HTTP: p50", kind.name);
+        table.row(&what, more, "ms", 1.0, from);
     }
 }
 
@@ -131,11 +158,12 @@ fn follow(dir: &Path) {
     });
 }
 
-/// One that asks for all jobs ten times a second, until the instance ends.
-fn ask_on(dir: &Path) {
+/// One that asks for all jobs ten times a second while a start is near, until the instance ends: the other daemons are
+/// not to feel it.
+fn ask_on(dir: &Path, turn: Turn) {
     let mut poller = Client::new(dir);
     std::thread::spawn(move || {
-        while poller.get("/api/v1/jobs").is_ok() {
+        while !turn.is_near() || poller.get("/api/v1/jobs").is_ok() {
             std::thread::sleep(Duration::from_millis(100));
         }
     });

@@ -1,12 +1,13 @@
 //! Planned instant to the first line of the command, with one and with ten thousand other jobs loaded.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use soloist::clock::wall_us;
+use tempfile::TempDir;
 
 use crate::{
     daemon::{self, Daemon},
@@ -20,35 +21,104 @@ pub fn run(table: &mut Table, server: &Redis) {
     for idle in IDLE {
         server.flush();
         runtime().block_on(async { establish(&*server.store()).await });
-        one(table, &server.url(), "Redis", idle, "", |_| {});
-        one(table, "sqlite:soloist.db", "SQLite", idle, "", |_| {});
+        one(table, &server.url(), "Redis", idle, "");
+        one(table, "sqlite:soloist.db", "SQLite", idle, "");
     }
 }
 
-/// With these further lines of the configuration, and with what `beside` begins once the daemon runs.
-pub fn one(
-    table: &mut Table,
-    url: &str,
-    store: &str,
-    idle: usize,
-    more: &str,
-    beside: impl FnOnce(&Path),
-) {
-    let (_keep, dir) = directory();
-    let (starts, floor) = (dir.join("starts"), dir.join("floor"));
-    let job = format!(
-        "[jobs.even-seconds]\nschedule = \"*/2 * * * * *\"\ncommand = [\"{}\", \"{NOW}\", \"{}\"]\n",
-        program::path().display(),
-        starts.display()
+/// With these further lines of the configuration.
+pub fn one(table: &mut Table, url: &str, store: &str, idle: usize, more: &str) {
+    in_turns(
+        table,
+        idle,
+        &[Kind {
+            name: store,
+            url,
+            more,
+            beside: |_, _| {},
+        }],
     );
-    let config = daemon::config(&dir, url, idle, &format!("{more}{job}"));
-    let daemon = Daemon::start(&dir, &config, "a");
-    wait_for("a first run", || lines(&starts) >= 2);
-    beside(&dir);
-    let skip = lines(&starts);
+}
+
+/// One of the daemons that are compared.
+pub struct Kind<'a> {
+    pub name: &'a str,
+    pub url: &'a str,
+    /// Further lines of its configuration.
+    pub more: &'a str,
+    /// Begun once the daemon runs, with its directory.
+    pub beside: fn(&Path, Turn),
+}
+
+/// Which even seconds are a daemon's: the `nth` of `of`.
+#[derive(Clone, Copy)]
+pub struct Turn {
+    nth: usize,
+    of: usize,
+}
+
+impl Turn {
+    /// Its instant is near, or has just been.
+    pub fn is_near(self) -> bool {
+        let (nth, of) = (self.nth as i64, self.of as i64);
+        (wall_us() / 1000 - 2000 * nth + 800).rem_euclid(2000 * of) < 1600
+    }
+
+    fn schedule(self) -> String {
+        let seconds = (2 * self.nth..60).step_by(2 * self.of);
+        let seconds: Vec<String> = seconds.map(|s| s.to_string()).collect();
+        format!("{} * * * * *", seconds.join(","))
+    }
+}
+
+struct Running {
+    keep: TempDir,
+    starts: PathBuf,
+    skip: usize,
+    daemon: Daemon,
+}
+
+/// Daemons that start something in turns, so that they have the same minutes of the machine. Their number divides 30.
+/// Returns how much later than the program without soloist each starts it, p50, ms.
+pub fn in_turns(table: &mut Table, idle: usize, kinds: &[Kind]) -> Vec<f64> {
+    let turn = |nth| Turn {
+        nth,
+        of: kinds.len(),
+    };
+    let mut running: Vec<Running> = kinds
+        .iter()
+        .enumerate()
+        .map(|(n, kind)| {
+            let (keep, dir) = directory();
+            let starts = dir.join("starts");
+            let job = format!(
+                "[jobs.even-seconds]\nschedule = \"{}\"\ncommand = [\"{}\", \"{NOW}\", \"{}\"]\n",
+                turn(n).schedule(),
+                program::path().display(),
+                starts.display()
+            );
+            let config = daemon::config(&dir, kind.url, idle, &format!("{}{job}", kind.more));
+            let daemon = Daemon::start(&dir, &config, "a");
+            Running {
+                keep,
+                starts,
+                skip: 0,
+                daemon,
+            }
+        })
+        .collect();
+    for (n, r) in running.iter().enumerate() {
+        wait_for("a first run", || lines(&r.starts) >= 2);
+        (kinds[n].beside)(r.keep.path(), turn(n));
+    }
+    for r in &mut running {
+        r.skip = lines(&r.starts);
+    }
+    let (_keep, dir) = directory();
+    let floor = dir.join("floor");
     // At the odd seconds the same program is started without soloist: the same machine, the same minute, and whatever
     // else happens on full seconds.
-    for _ in 0..seconds().div_ceil(2) {
+    for _ in 0..seconds().div_ceil(2) * kinds.len() as u64 {
         let at = (wall_us() / 2_000_000 + 1) * 2_000_000 + 1_000_000;
         until(at);
         let status = Command::new(program::path())
@@ -58,8 +128,15 @@ pub fn one(
             .status();
         assert!(status.is_ok_and(|s| s.success()));
     }
-    daemon.stop();
-    let (ours, floor) = (read(&starts, skip), read(&floor, 0));
+    let floor = read(&floor, 0);
+    let told = kinds.iter().zip(running).map(|(kind, r)| {
+        r.daemon.stop();
+        tell(table, kind.name, idle, &read(&r.starts, r.skip), &floor)
+    });
+    told.collect()
+}
+
+fn tell(table: &mut Table, kind: &str, idle: usize, ours: &Sample, floor: &Sample) -> f64 {
     let show = |s: &Sample| {
         format!(
             "p50 {:.2}, p99 {:.2}, max {:.2} ms of {}",
@@ -70,17 +147,12 @@ pub fn one(
         )
     };
     let name = format!(
-        "start lateness above the spawn floor, {store}, {} jobs",
+        "start lateness above the spawn floor, {kind}, {} jobs",
         idle + 1
     );
-    let from = format!("{} / floor {}", show(&ours), show(&floor));
-    table.row(
-        &format!("{name}: p50"),
-        ours.p50() - floor.p50(),
-        "ms",
-        2.0,
-        from.clone(),
-    );
+    let from = format!("{} / floor {}", show(ours), show(floor));
+    let above = ours.p50() - floor.p50();
+    table.row(&format!("{name}: p50"), above, "ms", 2.0, from.clone());
     table.row(
         &format!("{name}: p99"),
         ours.p99() - floor.p99(),
@@ -88,6 +160,7 @@ pub fn one(
         5.0,
         from,
     );
+    above
 }
 
 /// Sleeps until the wall clock shows `at` (Unix microseconds), exactly.

@@ -26,7 +26,7 @@ pub fn run(table: &mut Table, server: &Redis) {
         runtime().block_on(async { establish(&*server.store()).await });
         let more = format!("{defaults}{tables}{FLAPS}");
         let store = format!("Redis, {name}");
-        lateness::one(table, &server.url(), &store, 1, &more, |_| {});
+        lateness::one(table, &server.url(), &store, 1, &more);
     }
 }
 
