@@ -4,7 +4,7 @@ import { ask, download, known, now, useTopics } from './store.js';
 import { D, H, M, chosen, clean, date, day, hm, midnight, ms, number, took, weekday, when,
   zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { Failed, Txt, useLoaded, usePhone } from './parts.js';
+import { Failed, Held, Txt, useLoaded, usePhone } from './parts.js';
 import { jobLink, link, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 
@@ -109,7 +109,7 @@ export function Calendar({ query }) {
       download('calendar.ics', 'soloist.ics').catch((e) => alert(e.message))}>calendar.ics</button></div>
   <p class="sub">${day(start, now())} to ${day(midnight(start, 6), now())}, ${zoneName}, from the schedules. Jobs choose
     their own zones.${days.some((d) => d.hours !== 24) ? ' The clocks change in this week.' : ''}</p>
-  ${error && html`<${Failed} error=${error} again=${again} />`}
+  <${Held} />${error && html`<${Failed} error=${error} again=${again} />`}
   ${!data && !error && html`<p class="sub">Asking …</p>`}
   ${data?.truncated && html`<p class="note t2"><${Icon} k="slow" />More is planned than can be shown: the end of the
     week is left out. The <a class="a" href=${link('timeline')}>timeline</a> shows it all.</p>`}

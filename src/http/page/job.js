@@ -4,14 +4,13 @@ import { ask, download, known, now, useTopics } from './store.js';
 import { bytes, chosen, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, when,
   zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { OUTCOMES, ahead, byOccurrence, cause, judge, word, worst } from './judge.js';
+import { OUTCOMES, ahead, byOccurrence, cause, halted, judge, word, worst } from './judge.js';
 import { Btn, Chip, Failed, In, Live, On, Silent, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 import { Chart } from './chart.js';
 import { Occurrence } from './occurrence.js';
-import { halted } from './overview.js';
 
 const enc = encodeURIComponent;
 /** How often a job that runs each second is asked for anew, ms. */
@@ -42,7 +41,7 @@ function Notes({ job, state }) {
   const n = now();
   const list = [];
   const say = (icon, text) => list.push(html`<li><${Icon} k=${icon} />${text}</li>`);
-  if (halted()) say('slow', halted());
+  if (halted(known)) say('slow', halted(known));
   if (job.unreadable) say('unknown', html`Its state in the store cannot be read: <${Txt}>${job.unreadable}<//>`);
   if (job.paused && state.key !== 'running') {
     say('paused', html`Paused since ${when(Math.floor(ms(job.paused.since) / 1000) * 1000, n)}${job.paused.until
@@ -102,7 +101,7 @@ function Coming({ job, write }) {
   if (!job.schedule.length) return write('runs only when triggered');
   if (!known.store.reachable) return write('next when the store answers');
   if (!job.next) return write(ahead(job));
-  if (halted()) return html`${write('planned')} for ${when(ms(job.next), now())}`;
+  if (halted(known)) return html`${write('planned')} for ${when(ms(job.next), now())}`;
   return html`${write('next')} in <${Live} f=${(t) => left(ms(job.next) - t)} />`;
 }
 
@@ -339,8 +338,8 @@ export function Job({ arg: name, query }) {
   });
   if (!job) {
     if (!detail.error) return html`<h1 class="verdict">${clean(name)}</h1><p class="sub">Asking …</p>`;
-    return html`<h1 class="verdict">${detail.error.status === 404 ? html`No job is called “<${Txt}>${name}<//>”`
-      : html`<${Txt}>${name}<//> cannot be shown`}</h1>
+    return html`<h1 class="verdict">${!name ? 'The address names no job'
+      : detail.error.status === 404 ? html`No job is called “<${Txt}>${name}<//>”` : html`<${Txt}>${name}<//> cannot be shown`}</h1>
       <${Failed} error=${detail.error} again=${detail.again} /><p class="sub"><a class="a" href="#/overview">All
         jobs</a></p>`;
   }

@@ -63,6 +63,22 @@ export function judge(job, now) {
   return is(last, 'well');
 }
 
+/** Why nothing starts in the whole fleet, if that is so, by what the page knows. */
+export function halted({ fleet, instances, store }) {
+  if (!store.reachable) return 'Nothing starts until the store answers';
+  // Of a page that was opened at a job, the job may be known first.
+  if (!fleet) return null;
+  if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
+  const epoch = instances?.epoch || fleet.epoch;
+  if (epoch && !epoch.open) {
+    return epoch.wait_ms == null ? 'Nothing starts: no instance is up'
+      : 'Nothing starts yet: the store is new or lost its data';
+  }
+  const live = instances?.instances.filter((i) => !i.silent);
+  if (live?.length === 0) return 'Nothing starts: no instance is heard from';
+  return live?.every((i) => i.draining) ? 'Nothing starts until an instance is undrained, or another one is up' : null;
+}
+
 /**
  * The records of one occurrence as one, oldest occurrence first: the last attempt says how it ended, the first how late
  * it was.

@@ -243,8 +243,8 @@ export function Load({ query }) {
   const least = Math.min(most, ...data.minutes.filter((n) => n > 0));
   const share = [0, 0.25, 0.5, 0.75, 1].map((k) => Math.round(least + k * (most - least)));
   const step = [...new Set(share)].filter((n) => n > 0);
-  return html`<div class="hd"><h1>${most > 1 ? `${most === 1 ? 'One start'
-    : `${number(most)} starts`} at ${clock(data, full)}` : sum ? 'No minute has two starts'
+  return html`<div class="hd"><h1>${most > 1 ? `${number(most)} starts at ${clock(data,
+    full)}` : sum ? 'No minute has two starts'
       : 'Nothing is planned on this day'}</h1>${head}</div>
   <p class="sub">Planned starts of ${day(noon, now())}, by minute, ${zoneName}. A minute of this day
     has <b>${(sum / data.minutes.length).toFixed(1)}</b> starts on average, the

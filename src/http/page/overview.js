@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './b
 import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, midnight, ms, number, short, signalName, took, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { BAD, ahead, byOccurrence, word } from './judge.js';
+import { BAD, ahead, byOccurrence, halted, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -11,30 +11,13 @@ import { useKeys } from './keys.js';
 
 // ---- the verdict
 
-/** Why nothing starts in the whole fleet, if that is so. */
-export function halted() {
-  const { fleet, store } = known;
-  if (!store.reachable) return 'Nothing starts until the store answers';
-  // Of a page that was opened at a job, the job may be known first.
-  if (!fleet) return null;
-  if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
-  const epoch = known.instances?.epoch || fleet.epoch;
-  if (epoch && !epoch.open) {
-    return epoch.wait_ms == null ? 'Nothing starts: no instance is up'
-      : 'Nothing starts yet: the store is new or lost its data';
-  }
-  const live = known.instances?.instances.filter((i) => !i.silent);
-  if (live?.length === 0) return 'Nothing starts: no instance is heard from';
-  return live?.every((i) => i.draining) ? 'Nothing starts until an instance is undrained, or another one is up' : null;
-}
-
 /** The sentence that says whether somebody must do something. */
 export function verdict() {
   const { fleet, jobs, link: line, states } = known;
   if (!fleet && line.hint) return 'The instance refuses this page';
   if (!fleet) return line.error ? 'The instance does not answer' : 'Asking …';
   if (!line.up && !line.first && !line.hint) return 'This page has lost its instance';
-  const why = halted();
+  const why = halted(known);
   if (why) return why;
   if (!jobs.size) return 'There are no jobs yet';
   if (known.asOf == null) return 'The instance has not heard from the store yet';
@@ -170,8 +153,8 @@ function Happened({ job, state, asks }) {
 function Coming({ job, state }) {
   const [next] = job.awaited;
   if (!known.store.reachable) return html`<div class="nx">when the store answers</div>`;
-  if (halted() && (next || job.next)) {
-    return html`<div class="nx">${next ? 'next try planned' : 'planned'} for ${when(ms(next?.at ?? job.next),
+  if (halted(known) && (next || job.next)) {
+    return html`<div class="nx">${next ? 'next try planned for' : 'planned for'}<br />${when(ms(next?.at ?? job.next),
       now())}</div>`;
   }
   if (next && state.key === 'retry') {
@@ -508,7 +491,7 @@ function Table({ lines, folded, toggle, sel, pick, select, table, phone }) {
   }, [sel, index]);
   const gap = (height) => height > 0 && html`<tr class="gap" role="presentation"><td colspan="10" style=${{
     height: `${height}px` }}></td></tr>`;
-  return html`<table class=${`rows board ${halted() ? 'held' : ''}`} ref=${table} role="table"
+  return html`<table class=${`rows board ${halted(known) ? 'held' : ''}`} ref=${table} role="table"
     aria-rowcount=${lines.length + 1}>
     <caption class="sr">Jobs</caption><${Head} />
     <tbody ref=${body} role="rowgroup">${gap(tops[from])}

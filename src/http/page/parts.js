@@ -2,7 +2,7 @@
 import { html, Component, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { clean, lasting, left, ms, number, short, took, visible, when } from './format.js';
 import { Icon } from './icons.js';
-import { BAD, OUTCOMES, byOccurrence, word } from './judge.js';
+import { BAD, OUTCOMES, byOccurrence, halted, word } from './judge.js';
 import { forbidden, known, moment, now, on, useTopics } from './store.js';
 import { go, jobLink } from './router.js';
 
@@ -318,6 +318,13 @@ export function useLoaded(load, of, moment = []) {
 export const Failed = ({ error, again }) => html`<p class="note" role="alert"><${Icon} k="failed" />
   <span>${error.message}${error.hint && html`<span class="t2">; ${error.hint}</span>`}</span>
   ${again && html` <button type="button" class="btn s" onClick=${again}>Ask again</button>`}</p>`;
+
+/** On screens that show what is planned: why it does not start. That the store is away, the banner says. */
+export function Held() {
+  useTopics('jobs', 'instances', 'link');
+  const why = known.store.reachable && halted(known);
+  return why && html`<p class="note" role="status"><${Icon} k="slow" />${why}.</p>`;
+}
 
 /** A browser takes the longer for each character, the longer its line is. */
 const LINE = /[^\n]{4000}(?=[^\n])/gu;

@@ -4,7 +4,7 @@ import { known, now, on, useTopics } from './store.js';
 import { D, H, M, number, short, signed, when } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, word } from './judge.js';
-import { Failed, Seg, Txt, say, tipAt, usePhone, useSeen } from './parts.js';
+import { Failed, Held, Seg, Txt, say, tipAt, usePhone, useSeen } from './parts.js';
 import { go, here, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 import { fit } from './canvas.js';
@@ -24,7 +24,8 @@ const spanOf = (z) => {
   const m = /^(\d+(?:\.\d+)?)(m|h|d)$/.exec(z || '');
   return m ? Math.max(LEAST, Math.min(MOST, Number(m[1]) * { m: M, h: H, d: D }[m[2]])) : 6 * H;
 };
-const zOf = (span) => (span % D === 0 ? `${span / D}d` : span % H === 0 ? `${span / H}h` : `${Math.round(span / M)}m`);
+const minutes = (span) => Math.round(span / M) * M;
+const zOf = (span) => (span % D === 0 ? `${span / D}d` : span % H === 0 ? `${span / H}h` : `${span / M}m`);
 
 /** Where the window of time is. It follows the clock until somebody moves it. */
 function windowOf(query) {
@@ -44,7 +45,7 @@ function viewOf(win, w, h, phone) {
 }
 
 /** Drag, wheel and pinch. */
-function pointers(el, move, zoom, phone) {
+function pointers(el, move, zoom) {
   const down = new Map();
   let moved = 0;
   const start = (e) => {
@@ -82,7 +83,7 @@ function pointers(el, move, zoom, phone) {
   const list = { pointerdown: start, pointermove: drag, pointerup: end, pointercancel: end };
   for (const [k, f] of Object.entries(list)) el.addEventListener(k, f);
   el.addEventListener('wheel', wheel, { passive: false });
-  return { dragged: () => moved > 4, phone };
+  return { dragged: () => moved > 4 };
 }
 
 const Legend = () => html`<p class="legend">${['running', ...OUTCOMES].map((k) => html`<span key=${k}>
@@ -91,7 +92,7 @@ const Legend = () => html`<p class="legend">${['running', ...OUTCOMES].map((k) =
     reach</span></p>`;
 
 /** What is drawn, apart from the components: it changes with each frame. */
-function useChart(phone, query, rows, tops, by) {
+function useChart(phone, query, rows, tops, by, changed) {
   const refs = { wrap: useRef(), head: useRef(), body: useRef(), canvas: useRef() };
   const s = useRef(null);
   s.current ??= { win: windowOf(query), hits: [], headHits: [], frame: 0, data: null, lane: new Map(), sel: null };
@@ -104,8 +105,8 @@ function useChart(phone, query, rows, tops, by) {
       if (refs.canvas.current) paint(c, refs);
     });
   };
-  c.data ??= new Data(() => c.draw());
-  c.move = (pixels) => shift(c, refs, pixels);
+  c.data ??= new Data(changed);
+  c.move = (pixels) => shift(c, pixels);
   c.zoom = (factor, x) => scale(c, refs, factor, x);
   return [c, refs];
 }
@@ -139,11 +140,6 @@ function paint(c, refs) {
   drawNow(ctx, v);
   if (c.sel) ring(ctx, c);
   c.seen = seen;
-  const lacks = !!c.data.lacks(c.by === 'jobs' ? seen : null, v.t0);
-  if (lacks !== c.lacks) {
-    c.lacks = lacks;
-    c.data.drawn();
-  }
   // Also if it is drawn in each frame.
   c.later ??= setTimeout(() => {
     c.later = null;
@@ -165,7 +161,7 @@ function save(c) {
   clearTimeout(c.saving);
   c.saving = setTimeout(() => {
     if (here().screen !== 'timeline') return;
-    setQuery({ z: zOf(c.win.span), at: c.win.follow ? '' : new Date(Math.round((c.win.t0
+    setQuery({ z: zOf(minutes(c.win.span)), at: c.win.follow ? '' : new Date(Math.round((c.win.t0
       + c.win.span / 2) / 1000) * 1000).toISOString() });
   }, 300);
 }
@@ -173,7 +169,7 @@ function save(c) {
 /** The window as it is now: several keys or movements may come between two frames. */
 const viewNow = (c) => c.view && viewOf(c.win, c.view.w, c.view.h, c.phone);
 
-function shift(c, refs, pixels) {
+function shift(c, pixels) {
   const v = viewNow(c);
   if (!v) return;
   c.win = { ...c.win, follow: false, t0: v.t0 + (pixels / v.plot) * v.span };
@@ -184,7 +180,7 @@ function shift(c, refs, pixels) {
 function scale(c, refs, factor, x) {
   const v = viewNow(c);
   if (!v) return;
-  const span = Math.round(Math.max(LEAST, Math.min(MOST, v.span * factor)) / M) * M;
+  const span = Math.max(LEAST, Math.min(MOST, v.span * factor));
   const left = refs.wrap.current.getBoundingClientRect().left;
   const at = x == null ? (c.win.follow ? v.now : v.t0 + v.span / 2) : v.t0 + ((x - left - v.x0) / v.plot) * v.span;
   c.win = { span, follow: c.win.follow && x == null, t0: at - ((at - v.t0) / v.span) * span };
@@ -244,16 +240,15 @@ function Labels({ rows, by, tops, from, to }) {
 }
 
 /** What else makes it draw: the clock, the window, the theme, the pointer. */
-function useListening(c, refs, phone, relayout) {
+function useListening(c, refs) {
   useEffect(() => {
-    const grab = pointers(refs.wrap.current, c.move, c.zoom, phone);
+    const grab = pointers(refs.wrap.current, c.move, c.zoom);
     c.dragged = grab.dragged;
     const redraw = () => c.draw();
     const off = on('tick', redraw);
     for (const k of ['scroll', 'resize', 'themechange']) addEventListener(k, redraw, { passive: true });
     const dark = matchMedia('(prefers-color-scheme:dark)');
     dark.addEventListener('change', redraw);
-    c.data.drawn = relayout;
     return () => {
       off();
       dark.removeEventListener('change', redraw);
@@ -303,13 +298,14 @@ export function Timeline({ query }) {
     for (const high of heights) all.push(all[all.length - 1] + high);
     return all;
   }, [heights.join()]);
-  const [c, refs] = useChart(phone, query, rows, tops, by);
+  const [c, refs] = useChart(phone, query, rows, tops, by, () => setLaid((n) => n + 1));
   const [from, to] = useSeen(tops, refs.body);
   // The address was changed from outside, as by a link or the palette.
   useEffect(() => {
     const win = windowOf(query);
-    if (win.span !== c.win.span || win.follow !== c.win.follow || (!win.follow
-      && Math.abs(win.t0 - c.win.t0) > 2000)) c.win = win;
+    // It has whole minutes and seconds.
+    if (win.span !== minutes(c.win.span) || win.follow !== c.win.follow || (!win.follow
+      && Math.abs(win.t0 + win.span / 2 - c.win.t0 - c.win.span / 2) > 2000)) c.win = win;
     c.draw();
   }, [query.z, query.at]);
   useLayoutEffect(() => {
@@ -318,7 +314,7 @@ export function Timeline({ query }) {
       // What events have told since.
       for (const name of known.jobs.keys()) c.data.row(name);
       lane.current = c.lane = lanes(c.data.rows.values(), t0 - span / 2, t1 + span / 2, (3.5 / plot) * span);
-      const high = [...lane.current.values()].map((l) => l.ends.length).join();
+      const high = [...lane.current].map(([name, l]) => name + l.ends.length).join();
       if (high !== c.high) {
         c.high = high;
         setLaid(laid + 1);
@@ -326,7 +322,7 @@ export function Timeline({ query }) {
     }
     c.draw();
   });
-  useListening(c, refs, phone, () => setLaid((n) => n + 1));
+  useListening(c, refs);
   const { point, open } = pointing(c, refs);
   const toNow = () => {
     c.win = { ...c.win, follow: true };
@@ -356,11 +352,11 @@ export function Timeline({ query }) {
         && e.target.blur()} />`}<span class="sp"></span>
     <${Seg} label="Rows" list=${[['jobs', 'Jobs'], ['instances', 'Instances']]} value=${by} onPick=${(k) => setQuery({
       by: k === 'jobs' ? '' : k })} />
-    <${Seg} label="Zoom" list=${SPANS} value=${c.win.span} onPick=${pick} /><button type="button" class="btn"
+    <${Seg} label="Zoom" list=${SPANS} value=${minutes(c.win.span)} onPick=${pick} /><button type="button" class="btn"
       onClick=${toNow}>Now</button></div>
-  ${c.data.error && html`<${Failed} error=${c.data.error} />`}
-  ${c.lacks && html`<p class="note t2"><${Icon} k="slow" />There were more runs than can be shown: the oldest of this
-    span are left out. Zoom in, or filter.</p>`}
+  <${Held} />${c.data.error && html`<${Failed} error=${c.data.error} />`}
+  ${c.data.lacks(by === 'jobs' ? rows : null, v.t0) && html`<p class="note t2"><${Icon} k="slow" />There were more runs
+    than can be shown: the oldest of this span are left out. Zoom in${by === 'jobs' ? ', or filter' : ''}.</p>`}
   <div class="tl" ref=${refs.wrap} tabindex="0" role="group" aria-label=${words} onPointerMove=${point}
     onPointerLeave=${() => tipAt('')} onClick=${open}
     onKeyDown=${(e) => e.target === refs.wrap.current && walk(c, refs, e)} onBlur=${() => { c.sel = null; c.draw(); }}>
@@ -368,7 +364,7 @@ export function Timeline({ query }) {
     <div class="tl-body" ref=${refs.body} style=${{ height: `${tops[tops.length - 1]}px` }}><canvas ref=${refs.canvas}
       aria-hidden="true"></canvas>
       <${Labels} rows=${rows} by=${by} tops=${tops} from=${from} to=${to} /></div></div>
-  ${!rows.length && html`<p class="none">${by === 'jobs' ? html`No job matches “<${Txt}>${query.q}<//>”. <button
+  ${!rows.length && html`<p class="none">${by === 'jobs' ? !known.jobs.size ? 'There are no jobs yet.' : html`No job matches “<${Txt}>${query.q}<//>”. <button
     type="button" class="btn s" onClick=${() => setQuery({ q: '' })}>Show all ${number(known.jobs.size)}</button>`
     : 'No instance is known.'}</p>`}
   ${by === 'instances' && html`<p class="more">Who runs what comes is decided at each instant.</p>`}<${Legend} />`;

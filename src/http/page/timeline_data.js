@@ -1,14 +1,16 @@
 // The runs and planned occurrences that the timeline draws: asked for by row and span, kept, and renewed by events.
 import { ask, known, now } from './store.js';
-import { ms } from './format.js';
+import { M, ms } from './format.js';
 
-/** In one request. */
-const ROWS = 40;
+/** Jobs in one request: of each some 200 runs are kept, and an answer has 5,000 runs, or 10,000 planned occurrences. */
+const ROWS = 24;
 const LIMIT = 5000;
 /** A job with more planned occurrences than this in a span is drawn as a dotted line. */
 const PLAN_MOST = 400;
-/** All that is planned of so many jobs fits into one answer, which has 10,000 at most. */
-const PLAN_ROWS = 25;
+/** Runs are asked for anew after this time: events may be lost. */
+const FRESH = M;
+/** A row with more records lets those go that lie far before the window. */
+const MANY = 400;
 
 const iso = (t) => new Date(t).toISOString();
 const keyOf = (r) => `${r.occurrence}/${r.attempt}`;
@@ -16,179 +18,218 @@ const keyOf = (r) => `${r.occurrence}/${r.attempt}`;
 /** Times as numbers, once, because each frame compares them. */
 function record(r) {
   const o = ms(r.occurrence);
-  const s = ms(r.started_at);
-  const end = s == null ? o : r.duration_ms != null ? s + r.duration_ms : null;
-  return { ...r, job: r.job, o, s: s ?? o, e: end };
+  const s = ms(r.started_at) ?? o;
+  return { ...r, o, s, e: r.outcome === 'running' ? null : s + (r.started_at ? r.duration_ms ?? 0 : 0) };
 }
 
 /**
- * The span of which all is known, after `asked` was asked for: `from`, `to`, and of how many jobs. Of two that do not
- * touch, the newer one. `oldest`: the answer was cut, and this is the first instant that it has.
+ * Of which span the runs are known. `cut`: the last question whose answer had no room for the oldest; then those that
+ * were planned before `from` are lacking, also where they last longer.
  */
-function covered(was, asked, oldest) {
-  const { to } = asked;
-  // A run that began before was still active.
-  const from = Math.max(asked.from, oldest ?? asked.from);
-  const touch = from <= was.to && to >= was.from;
-  const cut = oldest == null ? null : asked;
-  return touch ? { from: Math.min(was.from, from), to: Math.max(was.to, to), cut } : { from, to, cut };
+const nothing = { from: Infinity, to: -Infinity, cut: null };
+
+/**
+ * What is known after `asked` was asked for. Of two spans that do not touch, the newer one. `oldest`: the answer was
+ * cut, and this is the first instant that it has.
+ */
+export function covered(was, asked, oldest) {
+  const span = { from: Math.max(asked.from, oldest ?? asked.from), to: asked.to };
+  const touch = span.from <= was.to && span.to >= was.from;
+  // A whole answer is better than a cut one around it.
+  if (!touch || (was.cut && !asked.on && oldest == null)) return { ...span, cut: oldest == null ? null : asked };
+  return { from: Math.min(was.from, span.from), to: Math.max(was.to, span.to), cut: oldest == null ? was.cut : asked };
 }
 
-/** The same question as one whose answer was cut would be answered the same. */
-const inVain = (cut, { from, to, n }) => cut && n > 0.75 * cut.n && to - from > 0.75 * (cut.to - cut.from)
-  && to < cut.to + 60_000 && to > cut.to - 0.25 * (to - from);
+/** About the same was asked for, and there was no room. What came later has all that lasted until then. */
+const inVain = ({ cut, from }, long, end) => long > 0.75 * (cut.to - cut.from) && end > cut.to
+  - 0.25 * (cut.to - from);
+
+/**
+ * What to ask for, so that `span` has the window: with margins, unless an answer was cut. `on`: only what came since.
+ * Null: nothing.
+ */
+export function missing(span, t0, t1) {
+  const n = now();
+  if (t0 > n) return null;
+  const end = Math.min(t1, n);
+  const begins = span.cut ? inVain(span, end - t0, end) : span.from <= t0;
+  if (begins && span.to >= Math.min(t1, n - FRESH)) return null;
+  const beside = span.cut ? 0 : (t1 - t0) / 2;
+  const on = begins && span.to >= t0;
+  return { from: on ? span.to - FRESH : t0 - beside, to: Math.min(t1 + beside, n), on };
+}
 
 const oldestOf = (answer) => (answer.truncated ? Math.min(...answer.runs.map((r) => ms(r.occurrence))) : null);
 
 export class Data {
-  constructor(drawn) {
-    this.drawn = drawn;
-    /** By job: records by key, the same sorted by occurrence, and the span that they cover. */
+  /** `changed`: something has come, or could not be had. */
+  constructor(changed) {
+    this.changed = changed;
+    /** By job: its records, sorted by occurrence; what is known of them; its plan. */
     this.rows = new Map();
+    /** What is known of the runs of all jobs together. */
+    this.every = nothing;
     this.asked = new Set();
-    this.error = null;
+    this.errors = { r: null, p: null };
     this.stop = new AbortController();
+  }
+
+  get error() {
+    return this.errors.r ?? this.errors.p;
   }
 
   row(name) {
     let row = this.rows.get(name);
-    if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], from: Infinity, to: -Infinity, cut: null,
-      of: null, plan: [], planTo: 0, planSpan: 0, dense: false }));
+    if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], room: MANY, of: null, span: nothing, cut: false,
+      schedule: null, plan: [], planFrom: Infinity, planTo: 0, planSpan: 0, dense: false }));
     const job = known.jobs.get(name);
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {
       row.of = job;
-      for (const r of job.recent || []) row.all.set(keyOf(r), record({ ...r, job: name }));
-      for (const r of job.running) row.all.set(keyOf(r), record(r));
+      for (const r of [...job.recent || [], ...job.running]) this.keep(row, { ...r, job: name });
       const open = new Set(job.running.map(keyOf));
       for (const [k, r] of row.all) if (r.e == null && !open.has(k)) row.all.delete(k);
       this.sort(row);
+      const schedule = [...job.schedule, job.timezone, job.enabled, job.elsewhere].join('\n');
+      if (row.schedule !== schedule) Object.assign(row, { schedule, plan: [], planFrom: Infinity, dense: false });
     }
     return row;
+  }
+
+  /** An answer may be older than an event: what has ended stays so. An event does not have all of a record. */
+  keep(row, r) {
+    const was = row.all.get(keyOf(r));
+    const is = record(r);
+    if (was && was.e != null && is.e == null) return;
+    row.all.set(keyOf(r), was?.outcome === is.outcome ? { ...was, ...is } : is);
   }
 
   sort(row) {
     row.sorted = [...row.all.values()].sort((a, b) => a.o - b.o || a.attempt - b.attempt);
   }
 
+  /** A page may stay open for months. Who goes back asks again. */
+  forget(before) {
+    for (const row of this.rows.values()) {
+      if (row.all.size <= row.room) continue;
+      for (const [k, r] of row.all) if (r.e != null && r.e < before) row.all.delete(k);
+      this.sort(row);
+      row.room = Math.max(MANY, 2 * row.all.size);
+      row.span = { ...row.span, from: Math.max(row.span.from, before) };
+      this.every = { ...this.every, from: Math.max(this.every.from, before) };
+    }
+  }
+
   /** Asks for what is missing of these jobs between `t0` and `t1`. */
   want(names, t0, t1) {
     const span = t1 - t0;
-    const end = Math.min(t1 + span / 2, now());
-    const lacking = names.filter((n) => {
-      const row = this.row(n);
-      return t0 < now() && (row.from > t0 || row.to < Math.min(t1, now()) - 60_000) && !this.asked.has(`r${n}`);
-    });
-    // What lies beside the window may be what there was no room for.
-    const tight = lacking.some((n) => this.row(n).cut);
-    const asked = { ...(tight ? { from: t0, to: Math.min(t1, now()) } : { from: t0 - span / 2, to: end }),
-      n: Math.min(ROWS, lacking.length) };
-    const past = lacking.filter((n) => !inVain(this.row(n).cut, asked));
+    this.forget(t0 - span);
+    const past = [];
+    for (const n of names) {
+      const asked = missing(this.row(n).span, t0, t1);
+      if (asked && !this.asked.has(`r${n}`)) past.push([n, asked]);
+    }
     for (let i = 0; i < past.length; i += ROWS) {
-      const names = past.slice(i, i + ROWS);
-      this.runs(names, { ...asked, n: names.length });
+      const some = past.slice(i, i + ROWS);
+      this.runs(some.map(([n]) => n), { from: Math.min(...some.map(([, a]) => a.from)), to: some[0][1].to });
     }
-    // What was too much for a longer span may be drawn in a shorter one.
+    const from = Math.max(now(), t0 - span / 2);
     const to = t1 + span / 2;
-    const unplanned = (row) => row.planTo < t1 || (row.dense && to - now() < row.planSpan / 2);
+    // What was too much for a longer span may be drawn in a shorter one.
+    const unplanned = (row) => row.planTo < t1 || row.planFrom > Math.max(now(), t0) || (row.dense && to - from
+      < row.planSpan / 2);
     const ahead = t1 > now() ? names.filter((n) => unplanned(this.row(n)) && !this.asked.has(`p${n}`)) : [];
-    for (let i = 0; i < ahead.length; i += PLAN_ROWS) this.plan(ahead.slice(i, i + PLAN_ROWS), to);
-  }
-
-  /** Whether runs after `t0` are left out, of these jobs, or of all. */
-  lacks(names, t0) {
-    const of = (span) => span?.cut && span.from > t0;
-    return names ? names.some((n) => of(this.row(n))) : of(this.every);
-  }
-
-  async load(names, mark, f) {
-    for (const n of names) this.asked.add(mark + n);
-    try {
-      await f();
-      this.error = null;
-    } catch (error) {
-      if (!this.stop.signal.aborted) this.error = error;
-      // Not asked again at once, or a failing server would be asked with each frame.
-      await new Promise((r) => setTimeout(r, 3000));
-    } finally {
-      for (const n of names) this.asked.delete(mark + n);
-      if (!this.stop.signal.aborted) this.drawn();
-    }
-  }
-
-  runs(names, asked) {
-    return this.load(names, 'r', async () => {
-      const q = new URLSearchParams({ from: iso(asked.from), to: iso(asked.to), limit: String(LIMIT) });
-      for (const n of names) q.append('job', n);
-      const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
-      this.take(answer.runs);
-      for (const n of names) Object.assign(this.row(n), covered(this.row(n), asked, oldestOf(answer)));
-    });
-  }
-
-  take(runs) {
-    const touched = new Set();
-    for (const r of runs) {
-      const row = this.row(r.job);
-      row.all.set(keyOf(r), record(r));
-      touched.add(row);
-    }
-    for (const row of touched) this.sort(row);
-  }
-
-  plan(names, to) {
-    return this.load(names, 'p', async () => {
-      const from = now();
-      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(PLAN_ROWS * PLAN_MOST),
-        per_job: String(PLAN_MOST) });
-      for (const n of names) q.append('job', n);
-      const answer = await ask(`plan?${q}`, { signal: this.stop.signal });
-      const plans = new Map(names.map((n) => [n, []]));
-      for (const p of answer.planned) plans.get(p.job)?.push(ms(p.occurrence));
-      const dense = new Set(answer.frequent.map((f) => f.job));
-      for (const n of names) {
-        const row = this.row(n);
-        row.plan = plans.get(n);
-        row.dense = dense.has(n);
-        row.planTo = to;
-        row.planSpan = to - from;
-      }
-    });
+    for (let i = 0; i < ahead.length; i += ROWS) this.plan(ahead.slice(i, i + ROWS), from, to);
+    this.calm(!past.length, !ahead.length);
   }
 
   /** For the view by instance: the runs of all jobs. */
   all(t0, t1) {
-    const span = t1 - t0;
-    if (t0 > now() || this.asked.has('r*')) return;
-    const end = Math.min(t1 + span / 2, now());
-    if (this.every && this.every.from <= t0 && this.every.to >= Math.min(t1, now()) - 60_000) return;
-    const tight = this.every?.cut;
-    const asked = { ...(tight ? { from: t0, to: Math.min(t1, now()) } : { from: t0 - span / 2, to: end }), n: 1 };
-    if (inVain(this.every?.cut, asked)) return;
-    this.load(['*'], 'r', async () => {
+    this.forget(t0 - (t1 - t0));
+    const asked = missing(this.every, t0, t1);
+    if (asked && !this.asked.has('r*')) this.runs(null, asked);
+    this.calm(!asked, true);
+  }
+
+  /** What could not be had is not wanted any more. */
+  calm(runs, plans) {
+    const { r, p } = this.errors;
+    this.errors = { r: runs && !this.waits('r') ? null : r, p: plans && !this.waits('p') ? null : p };
+    if (this.errors.r !== r || this.errors.p !== p) this.changed();
+  }
+
+  waits(mark) {
+    return [...this.asked].some((a) => a.startsWith(mark));
+  }
+
+  /** Whether the oldest runs after `t0` are left out, of these jobs, or of all. */
+  lacks(names, t0) {
+    if (names) return names.some((n) => this.rows.get(n)?.cut);
+    return this.every.cut && this.every.cut.to > t0 && !this.asked.has('r*');
+  }
+
+  /** Asks once for what `mark` says, of these: `f`. */
+  async load(mark, names, f) {
+    for (const n of names) this.asked.add(mark + n);
+    try {
+      await f();
+      this.errors[mark] = null;
+    } catch (error) {
+      if (this.stop.signal.aborted) return;
+      this.errors[mark] = error;
+      this.changed();
+      // Not asked again at once, or a failing server would be asked with each frame.
+      await new Promise((r) => setTimeout(r, 3000));
+    } finally {
+      for (const n of names) this.asked.delete(mark + n);
+      if (!this.stop.signal.aborted) this.changed();
+    }
+  }
+
+  /** Of all jobs without `names`. */
+  runs(names, asked) {
+    return this.load('r', names ?? ['*'], async () => {
       const q = new URLSearchParams({ from: iso(asked.from), to: iso(asked.to), limit: String(LIMIT) });
+      for (const n of names ?? []) q.append('job', n);
       const answer = await ask(`runs?${q}`, { signal: this.stop.signal });
-      this.take(answer.runs);
-      this.every = covered(this.every ?? { from: Infinity, to: -Infinity }, asked, oldestOf(answer));
+      const touched = new Set();
+      for (const r of answer.runs) {
+        const row = this.row(r.job);
+        this.keep(row, r);
+        touched.add(row);
+      }
+      for (const row of touched) this.sort(row);
+      if (!names) this.every = covered(this.every, asked, oldestOf(answer));
+      for (const n of names ?? []) {
+        const row = this.row(n);
+        row.span = covered(row.span, asked, null);
+        row.cut = answer.truncated;
+      }
+    });
+  }
+
+  plan(names, from, to) {
+    return this.load('p', names, async () => {
+      const q = new URLSearchParams({ from: iso(from), to: iso(to), limit: String(ROWS * PLAN_MOST),
+        per_job: String(PLAN_MOST) });
+      for (const n of names) q.append('job', n);
+      const schedules = names.map((n) => this.row(n).schedule);
+      const answer = await ask(`plan?${q}`, { signal: this.stop.signal });
+      const plans = new Map(names.map((n) => [n, []]));
+      for (const p of answer.planned) plans.get(p.job)?.push(ms(p.occurrence));
+      const dense = new Set(answer.frequent.map((f) => f.job));
+      names.forEach((n, i) => {
+        const row = this.row(n);
+        // It may have been changed meanwhile.
+        if (row.schedule === schedules[i]) Object.assign(row, { plan: plans.get(n), dense: dense.has(n), planFrom: from,
+          planTo: to, planSpan: to - from });
+      });
     });
   }
 }
 
-/** The records that touch the span; a run that began long before it is found by `longest`. */
-export function within(sorted, t0, t1, longest) {
-  let [a, b] = [0, sorted.length];
-  while (a < b) {
-    const m = (a + b) >> 1;
-    if (sorted[m].o < t0 - longest) a = m + 1;
-    else b = m;
-  }
-  const found = [];
-  for (let i = a; i < sorted.length && sorted[i].o <= t1; i++) {
-    const r = sorted[i];
-    if ((r.e ?? Infinity) >= t0) found.push(r);
-  }
-  return found;
-}
+/** The records that touch the span. */
+export const within = (records, t0, t1) => records.filter((r) => r.s <= t1 && (r.e ?? Infinity) >= t0);
 
 /** What happened to the fleet as a whole, from the events: marks, and spans in which something was out of reach. */
 export function fleetMarks() {
@@ -199,10 +240,11 @@ export function fleetMarks() {
   for (const e of [...known.feed].reverse()) {
     const at = ms(e.at);
     if (e.kind === 'store') {
-      if (!e.reachable) {
+      // Another reason is another event.
+      if (!e.reachable && !down.has(null)) {
         down.set(null, { from: ms(e.since) ?? at });
         marks.push({ at: ms(e.since) ?? at, text: 'store lost', bad: true, detail: e.error || '' });
-      } else if (down.has(null)) {
+      } else if (e.reachable && down.has(null)) {
         bands.push({ from: down.get(null).from, to: at });
         down.delete(null);
       }
@@ -218,10 +260,10 @@ export function fleetMarks() {
     else if (e.kind === 'draining') marks.push({ at, text: `drain ${e.instance}` });
     else if (e.kind === 'undrained') marks.push({ at, text: `undrain ${e.instance}` });
   }
-  // Who is gone for good is missed by nobody; and that one is up again may have been told while the page heard nothing.
+  // Who is gone for good is missed by nobody; and that it is over may have been told while the page heard nothing.
   const silent = new Set((known.instances?.instances ?? []).filter((i) => i.silent).map((i) => i.instance));
   for (const [who, { from, gone }] of down) {
-    const to = who === null || silent.has(who) ? null : gone ?? from;
+    const to = (who === null ? !known.store.reachable : silent.has(who)) ? null : gone ?? from;
     if (to !== from) bands.push({ from, to, ...(who !== null && { instance: who }) });
   }
   // The loss of the store is noted later than it was.

@@ -1,6 +1,6 @@
 // Draws the timeline on its canvases, and remembers what lies where, so that it can be pointed at.
-import { known } from './store.js';
-import { D, H, M, clean, day, hm, hms, lasting, midnight, ms, short, weekday, when } from './format.js';
+import { known, now } from './store.js';
+import { D, H, M, clean, day, hm, hms, lasting, midnight, ms, weekday, when } from './format.js';
 import { BAD, word, worst } from './judge.js';
 import { colours, hatched, hue, line, sign } from './canvas.js';
 import { runWords } from './parts.js';
@@ -177,7 +177,7 @@ function drawCells(ctx, v, list, y, hits) {
     const x = v.x0 + k * CELL;
     const w = worst(rs.map((r) => r.outcome));
     const it = rs.find((r) => r.outcome === w);
-    const not = rs.filter((r) => r.outcome !== 'succeeded').length;
+    const not = rs.filter((r) => r.outcome !== 'succeeded' && r.outcome !== 'running').length;
     ctx.fillStyle = c[hue(w)];
     ctx.globalAlpha = w === 'succeeded' ? 0.6 : 1;
     ctx.fillRect(x, not ? y : y + 3, CELL - 1, not ? BAR : BAR - 6);
@@ -260,8 +260,7 @@ export function drawJob(ctx, v, name, row, top, hits) {
     const to = Math.min(x + w, end);
     if (to > x) line(ctx, x, y + BAR / 2, to, y + BAR / 2, c.off, 2, [1, 5]);
   }
-  const longest = Math.max(10 * M, ...row.sorted.slice(-50).map((r) => (r.e ?? v.now) - r.s));
-  const list = within(row.sorted, v.t0, v.t1, longest);
+  const list = within(row.sorted, v.t0, v.t1);
   if (job.next && v.t1 > v.now) drawPlan(ctx, v, job, row, y);
   if (list.length > 20 && list.length * (CELL - 1) > v.px(Math.min(v.t1, v.now)) - v.px(Math.max(v.t0,
     list[0].s))) drawCells(ctx, v, list, y, hits);
@@ -275,7 +274,7 @@ export function drawJob(ctx, v, name, row, top, hits) {
 export function lanes(all, t0, t1, least) {
   const by = new Map();
   const runs = [];
-  for (const row of all) for (const r of within(row.sorted, t0, t1, 12 * H)) if (r.instance) runs.push(r);
+  for (const row of all) for (const r of within(row.sorted, t0, t1)) if (r.instance) runs.push(r);
   runs.sort((a, b) => a.s - b.s);
   for (const r of runs) {
     if (!by.has(r.instance)) by.set(r.instance, { ends: [], runs: [] });
@@ -303,4 +302,4 @@ export function drawInstance(ctx, v, instance, lane, top, h, fleet, hits) {
 
 export const tipOf = (hit) => hit.tip || (hit.r ? `${runWords(hit.job, hit.r)}${hit.r.attempt > 1
   ? `\nattempt ${hit.r.attempt}, ${hit.r.trigger}` : ''}${
-  hit.r.outcome === 'running' ? `\nfor ${lasting(Date.now() - hit.r.s)}` : ''}` : short(''));
+  hit.r.outcome === 'running' ? `\nfor ${lasting(now() - hit.r.s)}` : ''}` : '');

@@ -4,8 +4,8 @@ import { known, useTopics } from './store.js';
 import { hms, left, ms, number, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { Live, Memo, Strip, Txt } from './parts.js';
-import { word } from './judge.js';
-import { Attention, Verdict, attention, halted } from './overview.js';
+import { halted, word } from './judge.js';
+import { Attention, Verdict, attention } from './overview.js';
 import { go, jobLink } from './router.js';
 import { useKeys } from './keys.js';
 
@@ -17,7 +17,7 @@ function next(job, state, t) {
   if (state.key === 'paused') return 'paused';
   if (job.running.length) return 'running';
   const at = ms(job.awaited[0]?.at ?? job.next);
-  if (at != null && halted()) return when(at, t);
+  if (at != null && halted(known)) return when(at, t);
   return at == null ? (job.enabled ? '–' : 'off') : at > t ? left(at - t) : 'now';
 }
 
@@ -43,7 +43,7 @@ export function Wall() {
   return html`<div class="wc" aria-hidden="true"><${Live} f=${hms} /><small>${zoneName}</small></div><a class="t3 leave"
     href="#/overview">leave</a>
     <${Verdict} /><${Attention} names=${attention()} />
-    <ul class=${`wg ${halted() ? 'held' : ''}`} aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job,
+    <ul class=${`wg ${halted(known) ? 'held' : ''}`} aria-label="Jobs">${shown.map((job) => html`<${Memo} key=${job.job} same=${[job,
       known.states.get(job.job).key]} draw=${() => html`<${Tile} job=${job} state=${known.states.get(job.job)} />`}
         />`)}</ul>
     ${pages > 1 && html`<p class="t3">${number(page * MOST + 1)} to ${number(Math.min(all.length, page * MOST
