@@ -50,7 +50,7 @@ pub struct Kind<'a> {
     pub beside: fn(&Path, Turn),
 }
 
-/// Which even seconds are a daemon's: the `nth` of `of`.
+/// Which seconds are a daemon's: the `nth` of each `of`.
 #[derive(Clone, Copy)]
 pub struct Turn {
     nth: usize,
@@ -61,11 +61,17 @@ impl Turn {
     /// Its instant is near, or has just been.
     pub fn is_near(self) -> bool {
         let (nth, of) = (self.nth as i64, self.of as i64);
-        (wall_us() / 1000 - 2000 * nth + 800).rem_euclid(2000 * of) < 1600
+        (wall_us() / 1000 - 1000 * nth + 400).rem_euclid(1000 * of) < 800
+    }
+
+    /// The next one, Unix seconds.
+    fn next(self) -> i64 {
+        let (nth, of) = (self.nth as i64, self.of as i64);
+        ((wall_us() / 1_000_000 - nth).div_euclid(of) + 1) * of + nth
     }
 
     fn schedule(self) -> String {
-        let seconds = (2 * self.nth..60).step_by(2 * self.of);
+        let seconds = (self.nth..60).step_by(self.of);
         let seconds: Vec<String> = seconds.map(|s| s.to_string()).collect();
         format!("{} * * * * *", seconds.join(","))
     }
@@ -78,13 +84,12 @@ struct Running {
     daemon: Daemon,
 }
 
-/// Daemons that start something in turns, so that they have the same minutes of the machine. Their number divides 30.
-/// Returns how much later than the program without soloist each starts it, p50, ms.
+/// Daemons that start something in turns, so that they have the same minutes of the machine; at the last second of each
+/// turn the same program is started without soloist: the same minutes, and whatever else happens on full seconds. A
+/// minute is divided by the number of daemons and one. Returns how much later each starts it, p50, ms.
 pub fn in_turns(table: &mut Table, idle: usize, kinds: &[Kind]) -> Vec<f64> {
-    let turn = |nth| Turn {
-        nth,
-        of: kinds.len(),
-    };
+    let of = kinds.len() + 1;
+    let turn = |nth| Turn { nth, of };
     let mut running: Vec<Running> = kinds
         .iter()
         .enumerate()
@@ -92,7 +97,7 @@ pub fn in_turns(table: &mut Table, idle: usize, kinds: &[Kind]) -> Vec<f64> {
             let (keep, dir) = directory();
             let starts = dir.join("starts");
             let job = format!(
-                "[jobs.even-seconds]\nschedule = \"{}\"\ncommand = [\"{}\", \"{NOW}\", \"{}\"]\n",
+                "[jobs.in-turn]\nschedule = \"{}\"\ncommand = [\"{}\", \"{NOW}\", \"{}\"]\n",
                 turn(n).schedule(),
                 program::path().display(),
                 starts.display()
@@ -116,10 +121,8 @@ pub fn in_turns(table: &mut Table, idle: usize, kinds: &[Kind]) -> Vec<f64> {
     }
     let (_keep, dir) = directory();
     let floor = dir.join("floor");
-    // At the odd seconds the same program is started without soloist: the same machine, the same minute, and whatever
-    // else happens on full seconds.
-    for _ in 0..seconds().div_ceil(2) * kinds.len() as u64 {
-        let at = (wall_us() / 2_000_000 + 1) * 2_000_000 + 1_000_000;
+    for _ in 0..(seconds() * kinds.len() as u64).div_ceil(of as u64) {
+        let at = turn(kinds.len()).next() * 1_000_000;
         until(at);
         let status = Command::new(program::path())
             .args([NOW.as_ref(), floor.as_os_str()])
