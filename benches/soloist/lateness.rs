@@ -89,6 +89,7 @@ struct Running {
 /// minute is divided by the number of daemons and one. Returns how much later each starts it, p50, ms.
 pub fn in_turns(table: &mut Table, idle: usize, kinds: &[Kind]) -> Vec<f64> {
     let of = kinds.len() + 1;
+    assert_eq!(60 % of, 0);
     let turn = |nth| Turn { nth, of };
     let mut running: Vec<Running> = kinds
         .iter()
@@ -132,11 +133,13 @@ pub fn in_turns(table: &mut Table, idle: usize, kinds: &[Kind]) -> Vec<f64> {
         assert!(status.is_ok_and(|s| s.success()));
     }
     let floor = read(&floor, 0);
-    let told = kinds.iter().zip(running).map(|(kind, r)| {
+    let ours: Vec<Sample> = running.iter().map(|r| read(&r.starts, r.skip)).collect();
+    for r in running {
         r.daemon.stop();
-        tell(table, kind.name, idle, &read(&r.starts, r.skip), &floor)
-    });
-    told.collect()
+    }
+    let told = kinds.iter().zip(&ours);
+    told.map(|(kind, ours)| tell(table, kind.name, idle, ours, &floor))
+        .collect()
 }
 
 fn tell(table: &mut Table, kind: &str, idle: usize, ours: &Sample, floor: &Sample) -> f64 {

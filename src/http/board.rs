@@ -207,6 +207,10 @@ pub(super) struct Jobs<'a> {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub(super) struct Instances {
     pub(super) now: Time,
+    /// What is wrong with the store, in words, as its server shows it.
+    pub(super) problems: Vec<String>,
+    pub(super) clock_doubt_ms: Option<i64>,
+    pub(super) nobody_believes: bool,
     pub(super) epoch: Option<EpochView>,
     /// Digest of the configuration of the instance that answers.
     pub(super) config: String,
@@ -705,6 +709,9 @@ impl Inner {
         let clock = self.clock();
         Instances {
             now: Time(clock.now),
+            problems: self.pulse.problems.to_vec(),
+            clock_doubt_ms: clock.doubt_ms,
+            nobody_believes: clock.nobody_believes,
             epoch: self.epoch(clock),
             config: self.config.digest.clone(),
             instances: self.instance_views(clock),
@@ -1435,6 +1442,48 @@ mod tests {
         assert!((1000..2000).contains(&runs), "{runs}");
         assert_eq!(kept[1]["kind"], "granted");
         assert_eq!(kept[runs]["cursor"], inner.ring.cursor());
+    }
+
+    /// The page asks for all jobs once, and for the instances again and again.
+    #[test]
+    fn with_the_instances_comes_what_keeps_all_jobs_from_starting() {
+        let config = config::parse("", std::path::Path::new("jobs.toml"), &|_| None);
+        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
+        let mut inner = board.inner.write();
+        for doubt in [Some(5000), None] {
+            let now = 1_795_176_000_000;
+            let info = Info {
+                seen: now - doubt.unwrap_or(0),
+                clock_doubt_ms: doubt,
+                ..Info::default()
+            };
+            let fleet = Fleet {
+                id: "e".into(),
+                before: None,
+                born: 0,
+                quarantine: Duration::ZERO,
+                open: true,
+                instances: BTreeMap::from([(own(), info)]),
+                drains: vec![],
+            };
+            let reply = Reply {
+                value: fleet,
+                now_us: now * 1000,
+                incarnation: "".into(),
+                sent: Boottime::now(),
+                received: Boottime::now(),
+                around: vec![],
+            };
+            inner.beats(Pulse {
+                fleet: Some(Arc::new(reply)),
+                problems: ["it evicts".to_owned()].into(),
+                ..Pulse::default()
+            });
+            let told = inner.instances();
+            assert_eq!(told.nobody_believes, doubt.is_some());
+            assert_eq!(told.clock_doubt_ms, doubt);
+            assert_eq!(told.problems, ["it evicts"]);
+        }
     }
 
     #[test]

@@ -253,7 +253,7 @@ pub(super) enum Data<'a> {
         job: &'a JobName,
     },
     /// Of `instances`.
-    Instances(Instances),
+    Instances(Box<Instances>),
     /// Of `store`.
     Store(&'a StoreView),
     Feed(&'a Feed),
@@ -294,7 +294,7 @@ fn event<'a>(inner: &'a Inner, seq: u64, item: &'a Item) -> Option<Event<'a>> {
             },
         ),
         Kind::Removed(job) => ("job_removed", Data::Removed { job }),
-        Kind::Instances => ("instances", Data::Instances(inner.instances())),
+        Kind::Instances => ("instances", Data::Instances(Box::new(inner.instances()))),
         Kind::Store(store) => ("store", Data::Store(store)),
         Kind::Feed(kind, feed) => (*kind, Data::Feed(feed)),
     };

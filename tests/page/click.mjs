@@ -487,7 +487,7 @@ async function timeline() {
     for (let i = 0; i < 4; i += 1) dispatchEvent(new KeyboardEvent('keydown', { key: '+', bubbles: true }));
   });
   saw(`four times closer: ${await until('the zoom', () => /z=2[23]m/.exec(location.hash)?.[0])}`);
-  // Of more runs than fit into an answer a shorter window may have all.
+  // Of more runs than fit into an answer another window may have others.
   await go('#/overview');
   await page.evaluate(() => {
     const real = window.fetch;
@@ -503,7 +503,7 @@ async function timeline() {
   await pause(1000);
   const before = await page.evaluate(() => window.asked);
   if (before > 4) troubles.push(`an answer that was cut is asked for ${before} times`);
-  await page.keyboard.press('+');
+  for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowLeft');
   await until('the next question', (n) => window.asked > n, before);
   await page.evaluate(() => window.answers());
   // By instances: what events tell is drawn, without asking for the history.
@@ -517,7 +517,7 @@ async function timeline() {
     draw.roundRect = function at(x, ...rest) {
       const [room, left] = [document.querySelector('.tl').clientWidth - 176, x - 176];
       const since = Date.now() - opened + (left / room - 2 / 3) * 120_000;
-      if (since > 2000) window.began.push(since);
+      if (left > 0 && since > 2000) window.began.push(since);
       return real.call(this, x, ...rest);
     };
     window.drawsAgain = () => { draw.roundRect = real; };
@@ -525,135 +525,6 @@ async function timeline() {
   const since = await until('a run that began later, by instances', () => window.began[0] && Math.round(window.began[0]));
   saw(`by instances: a run that began ${since} ms after the timeline was opened`);
   await page.evaluate(() => window.drawsAgain());
-}
-
-/** What the timeline has, after any moves, beside what a server of its own has: more runs than one answer, in short windows. */
-async function spans() {
-  await go('#/overview');
-  const found = await page.evaluate(async () => {
-    const { Data, within } = await import('./static/timeline_data.js');
-    const { known } = await import('./static/store.js');
-    const real = window.fetch;
-    const wrong = [];
-    let seed = 7;
-    const chance = () => { seed = (seed * 48271) % 2147483647; return seed / 2147483647; };
-    const [MIN, HOUR, LIMIT] = [60_000, 3_600_000, 192];
-    const iso = (t) => new Date(t).toISOString();
-    const born = Date.now();
-    const names = Array.from({ length: 150 }, (_, i) => `made-up-${i}`);
-    const few = names.slice(0, 30);
-    // Eight of each job fit into an answer for 24 jobs; some began hours after their instant, and some are long.
-    const runs = names.flatMap((job) => Array.from({ length: 8 }, () => {
-      const [o, late, took] = [born - 10 * HOUR * chance() ** 2, chance() < 0.2 ? 3 * HOUR * chance() : 5,
-        chance() < 0.1 ? 5 * HOUR * chance() : MIN * chance()].map(Math.round);
-      const s = Math.min(o + late, born);
-      return { job, occurrence: iso(o), attempt: 1, trigger: 'schedule', started_at: iso(s), o, s, e: s + took,
-        ...(s + took < born ? { outcome: 'succeeded', duration_ms: took } : { outcome: 'running', duration_ms: born - s }) };
-    }));
-    const endOf = (r) => (r.outcome === 'running' ? Date.now() : r.e);
-    let asked = 0;
-    let plan = [];
-    window.fetch = async (to, init) => {
-      const url = new URL(String(to), location);
-      const q = url.searchParams;
-      const of = q.getAll('job');
-      // The page goes on.
-      if (q.get('limit') !== '5000' && !q.has('per_job')) return real(to, init);
-      asked += 1;
-      const now = plan;
-      await new Promise((r) => { setTimeout(r); });
-      if (url.pathname.endsWith('/plan')) return Response.json({ planned: now.flatMap((t) => of.map((job) => ({ job,
-        occurrence: iso(t) }))), frequent: [] });
-      const [from, end] = [Date.parse(q.get('from')), Date.parse(q.get('to'))];
-      const all = runs.filter((r) => (!of.length || of.includes(r.job)) && r.o <= end && (r.o >= from
-        || endOf(r) >= from)).sort((x, y) => y.o - x.o);
-      return Response.json({ runs: all.slice(0, LIMIT), truncated: all.length > LIMIT });
-    };
-    const quiet = async (data, f) => {
-      const before = asked;
-      for (let i = 0; i < 20; i += 1) {
-        const [was, busy] = [asked, data.asked.size];
-        f();
-        while (data.asked.size) await new Promise((r) => { setTimeout(r); });
-        if (asked === was && !busy) return asked - before;
-      }
-      return Infinity;
-    };
-    const window_ = () => {
-      const span = Math.round(HOUR * 12 ** chance() / 4);
-      const t0 = Math.round(born - 10 * HOUR * chance() ** 2 - span / 2);
-      return [t0, t0 + span];
-    };
-    let cuts = 0;
-    for (let i = 0; i < 60; i += 1) {
-      const byJobs = i % 3 === 0;
-      const data = new Data(() => {});
-      let [t0, t1] = window_();
-      for (let step = 0; step < 12; step += 1) {
-        const n = await quiet(data, () => (byJobs ? data.want(few, t0, t1) : data.all(t0, t1)));
-        // What is younger, events tell.
-        const inside = (r) => r.o < Date.now() - MIN && (!byJobs || few.includes(r.job)) && r.s <= t1
-          && endOf(r) >= t0;
-        const right = runs.filter(inside);
-        const has = new Set(names.flatMap((name) => within(data.row(name).sorted, t0, t1).map((r) => `${name} ${r.o}`)));
-        const lacks = right.filter((r) => !has.has(`${r.job} ${r.o}`));
-        const said = data.lacks(byJobs ? names : null, t0);
-        cuts += !!said;
-        const at = `${byJobs ? 'jobs' : 'all'} ${i}.${step}: ${lacks.length} of ${right.length}`;
-        if (n > (byJobs ? 4 : 3)) wrong.push(`${at}: ${n} questions`);
-        if (data.error) wrong.push(`${at}: ${data.error.message}`);
-        if (!said && lacks.length) wrong.push(`${at} are lacking, unsaid`);
-        if (said && right.length - lacks.length < 0.5 * Math.min(LIMIT, right.length)) wrong.push(`${at} are lacking`);
-        if (said && lacks.some((r) => r.o > data.every.from)) wrong.push(`${at} are lacking in its middle`);
-        const move = chance();
-        const long = t1 - t0;
-        if (i % 2) [t0, t1] = [t0, t1].map((t) => Math.round(t + move * long / 2));
-        else if (move < 0.6) [t0, t1] = [t0, t1].map((t) => Math.round(t + (chance() - 0.5) * long));
-        else if (move < 0.9) [t0, t1] = [Math.round(t0 + (chance() - 0.5) * long / 2), Math.round(t1 + long * chance() / 2)];
-        else [t0, t1] = window_();
-      }
-    }
-    if (cuts < 20) wrong.push(`only ${cuts} answers were cut`);
-    // Another schedule is another plan, also if it comes while the old one is asked for.
-    const name = names[0];
-    const job = { ...[...known.jobs.values()][0], job: name, schedule: ['@daily'], recent: [], running: [] };
-    known.jobs.set(name, job);
-    const data = new Data(() => {});
-    const want = () => data.want([name], Date.now() - HOUR, Date.now() + 2 * HOUR);
-    plan = [born + HOUR];
-    await quiet(data, want);
-    if (data.row(name).plan[0] !== plan[0]) wrong.push('no plan');
-    for (const late of [false, true]) {
-      known.jobs.set(name, { ...job, schedule: [`other ${late}`] });
-      if (late) {
-        want();
-        known.jobs.set(name, { ...job, schedule: ['third'] });
-      }
-      data.row(name);
-      plan = [plan[0] + MIN];
-      await quiet(data, want);
-      if (data.row(name).plan[0] !== plan[0]) wrong.push(`the plan is that of an old schedule${late ? ', late' : ''}`);
-    }
-    // An answer that is older than the event of the end.
-    const running = runs.find((r) => r.job === name && r.outcome !== 'running');
-    known.jobs.set(name, { ...job, running: [], recent: [running] });
-    data.row(name);
-    data.keep(data.row(name), { ...running, outcome: 'running', duration_ms: null });
-    if (data.row(name).all.get(`${running.occurrence}/1`).e == null) wrong.push('what has ended runs again');
-    known.jobs.delete(name);
-    // Open for long, with many runs.
-    const long = new Data(() => {});
-    for (let i = 0; i < 5000; i += 1) {
-      const o = born - 40 * HOUR + i * 20_000;
-      long.keep(long.row(name), { ...running, occurrence: iso(o), started_at: iso(o), duration_ms: 5 });
-      if (i % 50 === 0) long.forget(o - HOUR);
-    }
-    if (long.row(name).all.size > 1000) wrong.push(`after long it has ${long.row(name).all.size} records`);
-    window.fetch = real;
-    return { wrong, asked, cuts };
-  });
-  saw(`720 windows of the timeline: ${found.asked} questions, ${found.cuts} with too many runs`);
-  for (const w of found.wrong.slice(0, 5)) troubles.push(`timeline, ${w}`);
 }
 
 /** Who leaves a screen leaves no listener behind. */
@@ -1597,7 +1468,7 @@ try {
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
   const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
-    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, longOutput, jobFirst, timeline, spans, nothingLeft, maps, wrongAddresses, drain, eventsSeen, described, longLists,
+    countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, longOutput, jobFirst, timeline, nothingLeft, maps, wrongAddresses, drain, eventsSeen, described, longLists,
     hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, otherRole,
     commandLines, streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,
     silentInstance];

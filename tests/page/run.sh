@@ -34,4 +34,5 @@ if ! cmp -s "$here/package-lock.json" installed; then
     cp package-lock.json installed
 fi
 cp "$here"/*.toml "$here"/*.mjs .
+case ${1-} in '') node "$here/timeline.mjs" ${PAGE_FILES:+"$PAGE_FILES"} ;; esac
 exec node $script "$@"

@@ -69,7 +69,7 @@ export function halted({ fleet, instances, store }) {
   // Of a page that was opened at a job, the job may be known first.
   if (!fleet) return null;
   if (fleet.nobody_believes) return 'Nothing starts: no instance believes the store’s clock';
-  const epoch = instances?.epoch || fleet.epoch;
+  const { epoch } = fleet;
   if (epoch && !epoch.open) {
     return epoch.wait_ms == null ? 'Nothing starts: no instance is up'
       : 'Nothing starts yet: the store is new or lost its data';

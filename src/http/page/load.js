@@ -34,8 +34,11 @@ function geometry(w, phone, minutes) {
   return { cw: (w - x0 - 46) / 60, ch, x0, y0, w, h: y0 + hours * ch, nx: 60, ny: hours,
     at: (m) => [m % 60, Math.floor(m / 60)], of: (x, y) => y * 60 + x };
 }
-/** How strong the colour of a cell is: the emptiest minute that has a start is faint, the fullest is full. */
-const strength = (n, least, most) => (n ? 0.1 + 0.9 * ((n - least) / Math.max(1, most - least)) ** 0.8 : 0);
+/**
+ * How strong the colour of a cell is: the emptiest minute that has a start is faint, the fullest is full. Where all have
+ * as many, none is either.
+ */
+const strength = (n, least, most) => (!n ? 0 : most === least ? 0.5 : 0.1 + 0.9 * ((n - least) / (most - least)) ** 0.8);
 
 /** How many starts the ordinary minute of the day has: half of the minutes have more. */
 const ordinary = (data) => [...data.minutes].sort((x, y) => x - y)[Math.floor(data.minutes.length / 2)];

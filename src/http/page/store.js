@@ -280,6 +280,9 @@ function setJobs(answer) {
 function setInstances(answer) {
   clockIs(answer.now);
   known.instances = answer;
+  // An instance of an older version tells them with all jobs alone.
+  const { epoch, problems, clock_doubt_ms, nobody_believes } = { ...known.fleet, ...answer };
+  if (known.fleet) known.fleet = { ...known.fleet, epoch, problems, clock_doubt_ms, nobody_believes };
   instancesAre(answer.instances.map((i) => i.instance));
   const { trail } = known;
   const keep = (list, value) => {

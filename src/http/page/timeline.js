@@ -311,8 +311,9 @@ export function Timeline({ query }) {
   useLayoutEffect(() => {
     if (by === 'instances' && c.view) {
       const { t0, t1, span, plot } = c.view;
-      // What events have told since.
-      for (const name of known.jobs.keys()) c.data.row(name);
+      // What events have told since. A tab that nobody sees does not draw.
+      c.data.forget(t0, t1);
+      for (const name of new Set([...known.jobs.keys(), ...c.data.rows.keys()])) c.data.row(name);
       lane.current = c.lane = lanes(c.data.rows.values(), t0 - span / 2, t1 + span / 2, (3.5 / plot) * span);
       const high = [...lane.current].map(([name, l]) => name + l.ends.length).join();
       if (high !== c.high) {

@@ -41,8 +41,8 @@ export function covered(was, asked, oldest) {
 }
 
 /** About the same was asked for, and there was no room. What came later has all that lasted until then. */
-const inVain = ({ cut, from }, long, end) => long > 0.75 * (cut.to - cut.from) && end > cut.to
-  - 0.25 * (cut.to - from);
+const inVain = ({ cut, from }, t0, end) => (t0 < from && end >= cut.to) || (end - t0 > 0.75 * (cut.to - cut.from)
+  && end >= cut.to - 0.25 * (cut.to - from));
 
 /**
  * What to ask for, so that `span` has the window: with margins, unless an answer was cut. `on`: only what came since.
@@ -52,7 +52,7 @@ export function missing(span, t0, t1) {
   const n = now();
   if (t0 > n) return null;
   const end = Math.min(t1, n);
-  const begins = span.cut ? inVain(span, end - t0, end) : span.from <= t0;
+  const begins = span.cut ? inVain(span, t0, end) : span.from <= t0;
   if (begins && span.to >= Math.min(t1, n - FRESH)) return null;
   const beside = span.cut ? 0 : (t1 - t0) / 2;
   const on = begins && span.to >= t0;
@@ -83,12 +83,19 @@ export class Data {
     if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], room: MANY, of: null, span: nothing, cut: false,
       schedule: null, plan: [], planFrom: Infinity, planTo: 0, planSpan: 0, dense: false }));
     const job = known.jobs.get(name);
+    // Nobody tells how its runs go on.
+    if (!job && row.of) {
+      row.of = null;
+      this.drop(row, (r) => r.e == null);
+      this.sort(row);
+    }
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {
       row.of = job;
       for (const r of [...job.recent || [], ...job.running]) this.keep(row, { ...r, job: name });
       const open = new Set(job.running.map(keyOf));
-      for (const [k, r] of row.all) if (r.e == null && !open.has(k)) row.all.delete(k);
+      // Too much happened meanwhile: how it ended must be asked for.
+      if (this.drop(row, (r, k) => r.e == null && !open.has(k))) row.span = this.every = nothing;
       this.sort(row);
       const schedule = [...job.schedule, job.timezone, job.enabled, job.elsewhere].join('\n');
       if (row.schedule !== schedule) Object.assign(row, { schedule, plan: [], planFrom: Infinity, dense: false });
@@ -108,22 +115,31 @@ export class Data {
     row.sorted = [...row.all.values()].sort((a, b) => a.o - b.o || a.attempt - b.attempt);
   }
 
-  /** A page may stay open for months. Who goes back asks again. */
-  forget(before) {
+  /** Lets go of what lies far from the window: a page may stay open for months. Who comes back to it asks again. */
+  forget(t0, t1) {
+    const [from, to] = [2 * t0 - t1, 2 * t1 - t0];
+    const near = (span) => ({ ...span, from: Math.max(span.from, from), to: Math.min(span.to, to) });
     for (const row of this.rows.values()) {
       if (row.all.size <= row.room) continue;
-      for (const [k, r] of row.all) if (r.e != null && r.e < before) row.all.delete(k);
+      this.drop(row, (r) => r.e != null && (r.e < from || r.s > to));
       this.sort(row);
       row.room = Math.max(MANY, 2 * row.all.size);
-      row.span = { ...row.span, from: Math.max(row.span.from, before) };
-      this.every = { ...this.every, from: Math.max(this.every.from, before) };
+      row.span = near(row.span);
+      this.every = near(this.every);
     }
+  }
+
+  /** Lets go of these. Returns whether there were any. */
+  drop(row, which) {
+    const { size } = row.all;
+    for (const [k, r] of row.all) if (which(r, k)) row.all.delete(k);
+    return row.all.size < size;
   }
 
   /** Asks for what is missing of these jobs between `t0` and `t1`. */
   want(names, t0, t1) {
     const span = t1 - t0;
-    this.forget(t0 - span);
+    this.forget(t0, t1);
     const past = [];
     for (const n of names) {
       const asked = missing(this.row(n).span, t0, t1);
@@ -145,9 +161,12 @@ export class Data {
 
   /** For the view by instance: the runs of all jobs. */
   all(t0, t1) {
-    this.forget(t0 - (t1 - t0));
+    this.forget(t0, t1);
     const asked = missing(this.every, t0, t1);
-    if (asked && !this.asked.has('r*')) this.runs(null, asked);
+    if (asked && !this.asked.has('r*')) {
+      this.asking = asked;
+      this.runs(null, asked);
+    }
     this.calm(!asked, true);
   }
 
@@ -165,7 +184,7 @@ export class Data {
   /** Whether the oldest runs after `t0` are left out, of these jobs, or of all. */
   lacks(names, t0) {
     if (names) return names.some((n) => this.rows.get(n)?.cut);
-    return this.every.cut && this.every.cut.to > t0 && !this.asked.has('r*');
+    return this.every.cut && this.every.cut.to > t0 && (!this.asked.has('r*') || this.asking.on);
   }
 
   /** Asks once for what `mark` says, of these: `f`. */

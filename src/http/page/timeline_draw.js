@@ -168,8 +168,7 @@ function drawCells(ctx, v, list, y, hits) {
   const c = colours();
   const cells = new Map();
   for (const r of list) {
-    const k = Math.floor((v.px(r.s) - v.x0) / CELL);
-    if (k < 0) continue;
+    const k = Math.max(0, Math.floor((v.px(r.s) - v.x0) / CELL));
     if (!cells.has(k)) cells.set(k, []);
     cells.get(k).push(r);
   }
@@ -177,7 +176,8 @@ function drawCells(ctx, v, list, y, hits) {
     const x = v.x0 + k * CELL;
     const w = worst(rs.map((r) => r.outcome));
     const it = rs.find((r) => r.outcome === w);
-    const not = rs.filter((r) => r.outcome !== 'succeeded' && r.outcome !== 'running').length;
+    const goOn = rs.filter((r) => r.outcome === 'running').length;
+    const not = rs.filter((r) => r.outcome !== 'succeeded').length - goOn;
     ctx.fillStyle = c[hue(w)];
     ctx.globalAlpha = w === 'succeeded' ? 0.6 : 1;
     ctx.fillRect(x, not ? y : y + 3, CELL - 1, not ? BAR : BAR - 6);
@@ -185,7 +185,7 @@ function drawCells(ctx, v, list, y, hits) {
     if (BAD.includes(w) || w === 'missed') triangle(ctx, x + 2.5, y + BAR + 2, c[hue(w)]);
     const tip = rs.length > 1 && `${it.job} · ${when(rs[0].o, v.now)} to ${when(rs[rs.length - 1].o,
       v.now)}\n${rs.length} runs, ${
-      not ? `not succeeded: ${not} (worst ${word(w)})` : 'all succeeded'}`;
+      not ? `not succeeded: ${not} (worst ${word(w)})` : goOn ? `${goOn} of them running` : 'all succeeded'}`;
     hits.push({ x, y: y - 3, w: CELL, h: BAR + 6, r: it, job: it.job, o: it.o, tip });
   }
 }
@@ -262,8 +262,9 @@ export function drawJob(ctx, v, name, row, top, hits) {
   }
   const list = within(row.sorted, v.t0, v.t1);
   if (job.next && v.t1 > v.now) drawPlan(ctx, v, job, row, y);
+  const first = Math.min(...list.map((r) => r.s));
   if (list.length > 20 && list.length * (CELL - 1) > v.px(Math.min(v.t1, v.now)) - v.px(Math.max(v.t0,
-    list[0].s))) drawCells(ctx, v, list, y, hits);
+    first))) drawCells(ctx, v, list, y, hits);
   else {
     drawLinks(ctx, v, job, list, y);
     for (const r of list) drawRun(ctx, v, r, y, BAR, hits);
