@@ -882,11 +882,22 @@ impl Inner {
             let fleet = &p.fleet.as_ref()?.value;
             Some((fleet.id.clone(), fleet.open))
         };
-        let another = grants(&self.pulse) != grants(&pulse);
+        let (had, has) = (grants(&self.pulse), grants(&pulse));
+        let another = had != has;
         let first = self.pulse.fleet.is_none() && pulse.fleet.is_some();
         self.pulse = pulse;
         let clock = self.clock();
         let now = clock.now;
+        let other_data = had.zip(has).is_some_and(|(had, has)| had.0 != has.0);
+        if let Some(epoch) = self.epoch(clock).filter(|_| other_data) {
+            let opens = |wait| Time(now.saturating_add(wait));
+            let feed = Feed {
+                since: Some(epoch.since),
+                until: epoch.wait_ms.map(opens),
+                ..Feed::default()
+            };
+            self.ring.push(now, Kind::Feed("data_lost", Box::new(feed)));
+        }
         if before.is_some() && after.is_none() {
             // The looks at the jobs failed for the same reason; the next one is under way.
             self.failed = None;
@@ -1023,7 +1034,7 @@ impl Entry {
         now: i64,
         incarnation: &Arc<str>,
     ) -> (Vec<(&'static str, Feed)>, bool) {
-        let mut feed = vec![];
+        let (mut feed, mut begins) = (vec![], vec![]);
         let mut changed = !self.known;
         let mut granted: Vec<RunId> = diff::under_way(self.state.as_ref()).collect();
         match state {
@@ -1045,13 +1056,16 @@ impl Entry {
                     let decided = triggered
                         .as_deref()
                         .filter(|t| self.triggered.as_deref() != Some(*t));
-                    feed = diff::states(
+                    let told = diff::states(
                         self.state.as_ref(),
                         state.as_ref(),
                         decided,
                         &self.job.recent,
                         &mut self.told,
                     );
+                    // What is under way or awaited comes after what has ended.
+                    let of_now = |kind: &str| ["granted", "awaited"].contains(&kind);
+                    (begins, feed) = told.into_iter().partition(|(kind, _)| of_now(kind));
                 } else {
                     self.told = Told::at(now);
                 }
@@ -1073,6 +1087,7 @@ impl Entry {
             }
             changed |= self.merge(newest, all);
         }
+        feed.extend(begins);
         self.known = true;
         self.incarnation = incarnation.clone();
         let before = self.show(now, incarnation, true);
@@ -1320,11 +1335,11 @@ mod tests {
         assert_eq!(
             look(500, &[500], &[(400, well), (300, well), (200, well)]),
             [
-                ("granted", 500),
                 ("granted", 300),
                 ("ended", 300),
                 ("granted", 400),
-                ("ended", 400)
+                ("ended", 400),
+                ("granted", 500)
             ]
         );
         assert_eq!(look(500, &[], &[(500, lost)]), [("ended", 500)]);
@@ -1400,13 +1415,17 @@ mod tests {
         .into_iter()
         .enumerate()
         {
+            let info = Info {
+                seen: 1_000_000,
+                ..Info::default()
+            };
             let fleet = Fleet {
                 id: id.into(),
                 before: None,
                 born: 0,
                 quarantine: Duration::from_secs(3),
                 open,
-                instances: BTreeMap::new(),
+                instances: BTreeMap::from([(own(), info)]),
                 drains: vec![],
             };
             let reply = Reply {
@@ -1424,6 +1443,12 @@ mod tests {
             });
             assert!(inner.ring.latest() > before, "{n}");
         }
+        let told = serde_json::json!(super::super::events::kept(&inner));
+        let told = told.as_array().into_iter().flatten();
+        let lost: Vec<_> = told.filter(|e| e["kind"] == "data_lost").collect();
+        assert_eq!(lost.len(), 2, "{lost:?}");
+        assert!(lost[0]["until"].is_string(), "{lost:?}");
+        assert!(lost[1]["until"].is_null(), "it grants already: {lost:?}");
     }
 
     #[test]

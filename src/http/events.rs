@@ -87,6 +87,9 @@ pub(super) struct Feed {
     pub(super) channel: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) until: Option<Time>,
+    /// Since when an instance is not heard from, or there is other data.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) since: Option<Time>,
     /// How many occurrences: missed, or to be skipped; or of how many jobs a message told, or how many are lacking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) count: Option<u64>,
@@ -235,6 +238,7 @@ enum EventKind {
     InstanceUp,
     InstanceSilent,
     InstanceGone,
+    DataLost,
     Configuration,
     Undelivered,
     LacksJobs,

@@ -568,6 +568,17 @@ async function wrongAddresses() {
   await go('#/load?day=2026-99-99');
   await settled();
   if ((await text('main')).includes('NaN')) troubles.push('a day that is none is shown');
+  for (const [week, today] of [[0, true], [1, false], [-5, true]]) {
+    await go(`#/calendar?week=${week}`);
+    await until('the calendar', () => document.querySelector('.week th[scope=col]'));
+    await settled();
+    if ((await text('.week thead')).includes('today') !== today) troubles.push(`the calendar of week ${week}, today: ${!today}`);
+  }
+  await go('#/timeline?q=quick');
+  await settled();
+  const [chart, legend] = await page.evaluate(() => [document.querySelector('.tl-body canvas').getBoundingClientRect().bottom,
+    document.querySelector('.legend').getBoundingClientRect().top]);
+  if (chart > legend) troubles.push(`a timeline of one row ends at ${chart}, over the legend at ${legend}`);
   await go('#/job/quick?o=99999999999999999999');
   await until('the job', () => document.querySelector('h1')?.textContent === 'quick');
   await settled();

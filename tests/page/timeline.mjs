@@ -218,9 +218,13 @@ async function orders() {
   data.keep(data.row('a'), { ...told(run), error: 'why' });
   known.jobs.set('a', jobOf('a', { recent: [told(run)] }));
   assert.equal([...data.row('a').all.values()][0].error, 'why');
-  known.jobs.set('a', jobOf('a', { running: [told({ ...run, run_id: '2', o: run.o + 1, e: Infinity })] }));
+  const goesOn = { ...told({ ...run, run_id: '2', o: run.o + 1, e: Infinity }), instance: 'x' };
+  known.jobs.set('a', jobOf('a', { running: [goesOn] }));
   assert.equal(data.row('a').sorted.at(-1).e, null);
   known.jobs.delete('a');
+  known.instances = { instances: [{ instance: 'x', running: [{ job: 'a', occurrence: goesOn.occurrence }] }] };
+  assert.equal(data.row('a').sorted.at(-1).e, null, 'its instance runs it');
+  known.instances.instances[0].running = [];
   assert(data.row('a').sorted.every((r) => r.e != null), 'a job that is gone runs on');
 }
 

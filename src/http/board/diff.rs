@@ -248,9 +248,10 @@ pub(super) fn records(known: &[Recent], newest: &[Recent], granted: impl Fn(RunI
 pub(super) fn instances(before: &[InstanceView], after: &[InstanceView]) -> Fed {
     let mut fed: Fed = vec![];
     for i in after {
-        let mut tell = |kind| {
+        let mut tell = |kind, since| {
             let feed = Feed {
                 instance: Some(i.instance.clone()),
+                since,
                 ..Feed::default()
             };
             fed.push((kind, feed));
@@ -261,14 +262,15 @@ pub(super) fn instances(before: &[InstanceView], after: &[InstanceView]) -> Fed 
             None => true,
         };
         if came && !i.silent {
-            tell("instance_up");
+            tell("instance_up", None);
         }
         let Some(b) = known else { continue };
         if i.silent && !b.silent {
-            tell("instance_silent");
+            tell("instance_silent", Some(i.last_seen));
         }
         if i.draining != b.draining {
-            tell(if i.draining { "draining" } else { "undrained" });
+            let kind = if i.draining { "draining" } else { "undrained" };
+            tell(kind, None);
         }
         if i.config != b.config {
             let feed = Feed {

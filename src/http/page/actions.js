@@ -4,6 +4,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from './base.js';
 import { ask, forbidden, known, now, onEvent, useTopics } from './store.js';
 import { clean, commandLine, left, many, meant, ms, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
+import { halted } from './judge.js';
 import { Copy, Txt, say, useLoaded } from './parts.js';
 
 let show = () => {};
@@ -35,8 +36,9 @@ const when2 = (t) => `${when(t, now())} ${zoneName}`;
 // fields' values.
 const ACTS = {
   trigger: {
-    title: (n) => html`Run <${Txt}>${n}<//> once more, now?`,
-    text: (job) => `One instance will run it, beside the schedule.${job?.paused ? ' A pause does not prevent that.'
+    title: (n) => html`Run <${Txt}>${n}<//> now?`,
+    text: (job) => `One instance will run it${job?.schedule.length ? ', beside the schedule' : ''}.${halted(known)
+      ? ` ${halted(known)}.` : ''}${job?.paused ? ' A pause does not prevent that.'
       : ''}${
       job?.running.length ? ' An attempt runs now; the job’s overlap rule decides.' : ''}`,
     start: () => ({ key: `page-${random()}` }),
@@ -94,7 +96,8 @@ const ACTS = {
         the place of that.` : ''}`,
     start: () => ({ n: '1' }),
     fields: [{ name: 'n', label: 'How many', type: 'number', hint: (v) => (v.n === '0'
-      ? 'None: an earlier request is taken back.' : '0 takes an earlier request back.') }],
+      ? 'None: an earlier request is taken back.' : /^\d{1,6}$/.test(v.n) ? '0 takes an earlier request back.'
+        : 'A whole number up to 999999.') }],
     wrong: (v) => !/^\d{1,6}$/.test(v.n),
     body: (v) => ({ n: Number(v.n) }),
     options: (v) => ({ '-n': v.n }),

@@ -11,6 +11,8 @@ import { useKeys } from './keys.js';
 /** A job with more occurrences in the week is named once, above. */
 const FEW = 50;
 const LIMIT = 5000;
+/** Ten years. */
+const WEEKS = 520;
 /** Shown of an hour before somebody asks for more. */
 const SHOWN = 5;
 
@@ -69,11 +71,11 @@ function Week({ days, cells, phone, pick, chosen }) {
       pick(d.k)}>${weekday(d.t)} ${new Date(d.t).getDate()}</button>`)}</div>`}
   <table class="week"><caption class="sr">Planned occurrences by hour and day</caption>
     <thead><tr><th><span class="sr">Hour</span></th>${shownDays.map((d) => html`<th key=${d.k} scope="col"
-      class=${d.k === 0 ? 'now' : ''}>${day(d.t, n)}${d.k === 0 ? ', today' : ''}${d.hours !== 24 ? ` (${d.hours} h)`
+      class=${d.today ? 'now' : ''}>${day(d.t, n)}${d.today ? ', today' : ''}${d.hours !== 24 ? ` (${d.hours} h)`
         : ''}</th>`)}</tr></thead>
     <tbody>${used.map((h, i) => html`<tr key=${h} class=${jump(h, i) ? 'jump' : ''}><th
       scope="row">${String(h).padStart(2, '0')}:00</th>
-      ${shownDays.map((d) => html`<td key=${d.k} class=${d.k === 0 && h < new Date(n).getHours() ? 'past' : ''}><${Cell}
+      ${shownDays.map((d) => html`<td key=${d.k} class=${d.today && h < new Date(n).getHours() ? 'past' : ''}><${Cell}
         list=${cells.get(`${d.k}/${h}`)} /></td>`)}</tr>`)}</tbody></table>
   ${!used.length && html`<p class="none">Nothing is planned${phone ? ' on this day' : ' in this week'}${' '}besides what
     runs many times a day.</p>`}`;
@@ -82,7 +84,7 @@ function Week({ days, cells, phone, pick, chosen }) {
 export function Calendar({ query }) {
   useTopics('session');
   const phone = usePhone();
-  const week = Number(query.week) || 0;
+  const week = Math.max(0, Math.min(WEEKS, Math.trunc(query.week) || 0));
   const [picked, pick] = useState(null);
   const start = midnight(now(), week * 7);
   const from = week === 0 ? now() : start;
@@ -95,7 +97,7 @@ export function Calendar({ query }) {
   const turn = (k) => setQuery({ week: week + k || '' });
   useKeys('Calendar', { '←': ['week before', () => week > 0 && turn(-1)], '→': ['week after', () => turn(1)],
     n: ['this week', () => setQuery({ week: '' })] });
-  const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), hours: Math.round((midnight(start, k
+  const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), today: week === 0 && k === 0, hours: Math.round((midnight(start, k
     + 1) - midnight(start, k)) / H) }));
   const cells = data && arrange(data.planned, start);
   const busy = days.find((d) => [...(cells?.keys() || [])].some((k) => k.startsWith(`${d.k}/`)));

@@ -37,7 +37,10 @@ const KINDS = {
   draining: [() => 'drain', 'acts', () => 'drains'],
   undrained: [() => 'play', 'acts', () => 'claims again'],
   instance_up: [() => 'succeeded', 'fleet', () => 'is up'],
-  instance_silent: [() => 'lease_lost', 'fleet', () => html`<b class="x-lease_lost">is not heard from</b>`],
+  instance_silent: [() => 'lease_lost', 'fleet', (e) => html`<b class="x-lease_lost">is not heard from</b>${e.since
+    ? ` since ${when(Math.floor(ms(e.since) / 1000) * 1000, now())}` : ''}`],
+  data_lost: [() => 'lease_lost', 'fleet', (e) => html`<b class="x-failed">is new, was restarted or lost its
+    data</b>${e.until ? `: nothing starts until ${when(Math.ceil(ms(e.until) / 1000) * 1000, now())}` : ''}`],
   instance_gone: [() => 'off', 'fleet', () => 'is gone'],
   configuration: [() => 'drift', 'fleet', (e) => html`configuration${e.config ? html` <code>${clean(e.config).slice(0,
     12)}</code>` : ''} is loaded`],
@@ -57,7 +60,7 @@ const CHIPS = [['runs', 'running', 'Runs'], ['not', 'missed', 'Not run'], ['bad'
   'play', 'Acts'], ['fleet', 'succeeded', 'Fleet']];
 const went = (e) => (e.kind === 'ended' && !['succeeded', 'cancelled', 'replaced'].includes(e.outcome))
   || e.kind === 'missed' || e.kind === 'unknown' || e.kind === 'undelivered' || e.kind === 'lacks_jobs'
-  || e.kind === 'instance_silent' || (e.kind === 'store' && !e.reachable);
+  || e.kind === 'instance_silent' || e.kind === 'data_lost' || (e.kind === 'store' && !e.reachable);
 const has = (e, f) => !f || (f === 'bad' ? went(e) : (KINDS[e.kind]?.[1] ?? 'fleet') === f);
 
 function Item({ e, sel }) {
@@ -69,7 +72,7 @@ function Item({ e, sel }) {
     class="e-w"><div><${Icon} k=${icon(e)} />
     ${' '}${e.job ? html`<a class="b a" href=${jobLink(e.job, o)}><${Txt}>${e.job}<//></a>` : e.instance
       && e.kind !== 'configuration' ? html`<a class="b a" href="#/instances"><${Who} id=${e.instance} /></a>`
-    : html`<span class="b">${e.kind === 'store' ? 'the store' : e.instance ? short(e.instance)
+    : html`<span class="b">${e.kind === 'store' || e.kind === 'data_lost' ? 'the store' : e.instance ? short(e.instance)
       : ''}</span>`} ${text(e)}</div></td></tr>`;
 }
 

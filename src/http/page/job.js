@@ -59,7 +59,7 @@ function Notes({ job, state }) {
       ms(a.occurrence))}>${when(ms(a.occurrence), n)}</a> is due
       in <${In} t=${ms(a.at)} />, at ${when(ms(a.at), n)}`);
   }
-  if (job.skip) say('skipped', `The next ${job.skip === 1 ? 'occurrence' : `${job.skip} occurrences`} will be skipped`);
+  if (job.skip) say('skipped', `The next ${job.skip === 1 ? 'occurrence' : `${number(job.skip)} occurrences`} will be skipped`);
   if (job.triggers) say('play', `${many(job.triggers, 'trigger waits', 'triggers wait')} for an instance`);
   if (job.elsewhere) say('drift',
     'The file of the instance that serves this page lacks it: others plan and run it, and know its definition.');
@@ -179,7 +179,7 @@ function Days({ job, items }) {
     const not = list.filter((i) => i.outcome !== 'succeeded').length;
     const tip = `${day(d, n)}\n${list.length ? `${many(list.length, 'occurrence')}, ${not ? `${not} not succeeded: ${word(w)}`
       : 'all succeeded'}`
-      : d + 86_400_000 < oldest ? 'no longer kept' : 'none'}`;
+      : d + 86_400_000 < oldest ? 'nothing is kept' : 'none'}`;
     const num = new Date(d).getDate();
     const face = html`<i class=${!w ? 'empty' : w === 'succeeded' ? 'well' : ''}>${w && w !== 'succeeded'
       ? html`<${Icon} k=${w} />`
@@ -350,7 +350,8 @@ export function Job({ arg: name, query }) {
       ${job.tags.map((t) => html`<span class="tag" key=${t}><${Txt}>${t}<//></span>`)}<span
         class="sp"></span><${Actions} job=${job} /></div>
     <p class="sub">${job.description && html`<${Described} key=${name} text=${job.description} />`}<b>${words
-      && html`<${Txt}>${upper(words)}<//>; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
+      && html`<${Txt}>${upper(words)}<//>${/\bat \d/i.test(words)
+        && job.timezone !== zone ? html` (<${Txt}>${job.timezone}<//>)` : ''}; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
       ${` ${kept(history.items)}`}</p>
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}
@@ -361,7 +362,7 @@ export function Job({ arg: name, query }) {
       items=${history.items} /></div>
     <${History} job=${name} items=${history.items} query=${query} selected=${selected ?? (at >= 0 && newest[at]
       ? ms(newest[at].occurrence) : null)} more=${history.more} />`}
-    <div class="sec two lo"><${Next} job=${job} detail=${detail.data} /><${Definition} job=${job} detail=${detail.data}
+    <div class="sec two lo facts"><${Next} job=${job} detail=${detail.data} /><${Definition} job=${job} detail=${detail.data}
       /></div>
   </div>${selected && html`<${Occurrence} key=${selected} job=${job} at=${selected} items=${history.items}
     round=${round} />`}</div>`;

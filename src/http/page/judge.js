@@ -1,5 +1,5 @@
 // What state a job is in, and whether a person should look at it. Pure.
-import { ms, S } from './format.js';
+import { hms, ms, number, S } from './format.js';
 
 /** Outcomes that are nobody's wish. */
 export const BAD = ['failed', 'timed_out', 'crashed', 'unknown', 'lease_lost'];
@@ -11,7 +11,7 @@ export const worst = (outcomes) => outcomes.reduce((a, b) => (RANK.indexOf(b) > 
 
 /** What is ahead of a job of which no occurrence is known that will run. */
 export const ahead = (job) => (!job.passed_over ? 'not planned again'
-  : job.paused && !job.paused.until ? 'not before it is resumed' : job.skip ? `the next ${job.skip} will be skipped`
+  : job.paused && !job.paused.until ? 'not before it is resumed' : job.skip ? `the next ${number(job.skip)} will be skipped`
     : 'what is planned will not run');
 
 /** Longer than this is unusual for the job, ms. */
@@ -72,7 +72,7 @@ export function halted({ fleet, instances, store }) {
   const { epoch } = fleet;
   if (epoch && !epoch.open) {
     return epoch.wait_ms == null ? 'Nothing starts: no instance is up'
-      : 'Nothing starts yet: the store is new or lost its data';
+      : `Nothing starts until ${hms(epoch.until)}: the store is new or lost its data`;
   }
   const live = instances?.instances.filter((i) => !i.silent);
   if (live?.length === 0) return 'Nothing starts: no instance is heard from';

@@ -207,7 +207,8 @@ function Advice({ data }) {
       one
       minute.</b> <span class="t2">${mine ? html`${number(mine)} of them could leave their minute to <code>H</code>, if
         the
-      exact minute does not matter: the name of the job chooses it, the same on every host.`
+      exact minute does not matter: the name of the job chooses it, the same on every host.${moves.length > mine
+        ? ' So could jobs of other crowded minutes:' : ''}`
     : `None of their schedules can leave the minute to H; a jitter can move them.${moves.length
       ? ' In other crowded minutes these can:' : ''}`}</span>
       ${moves.length > 0 && html`<${Lines} moves=${moves} />`}</div></li>

@@ -373,14 +373,14 @@ function NextCells({ job, state }) {
         : 'until resumed'}</td>`;
   }
   if (wait) {
-    return html`<td class="num c-x" role="cell"><span class="x-retry">retry <${In} t=${ms(wait.at)} /></span></td>
+    return html`<td class="num c-x" role="cell"><span class="x-retry">retry <${Live} f=${(t) => (halted(known) ? '' : left(ms(wait.at) - t))} /></span></td>
       <td class="t3 c-at" role="cell">${when(ms(wait.at), n)}</td>`;
   }
   const at = ms(job.next);
   return html`<td class="num c-x" role="cell">${at == null ? html`<span class="t3">${job.enabled ? '–' : 'off'}</span>`
-    : html`<${Live} f=${(t) => (at > t ? left(at - t) : 'now')} />`}</td>
+    : html`<${Live} f=${(t) => (halted(known) ? '–' : at > t ? left(at - t) : 'now')} />`}</td>
     <td class="t3 c-at" role="cell">${at != null && when(at, n)}${job.enabled && job.skip > 0 && html`<span
-      data-tip=${`The next ${job.skip === 1 ? '' : `${job.skip} `}will be skipped`}>
+      data-tip=${`The next ${job.skip === 1 ? '' : `${number(job.skip)} `}will be skipped`}>
       ${` after ${number(job.skip)} skipped`}</span>`}</td>`;
 }
 

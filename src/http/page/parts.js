@@ -323,7 +323,7 @@ export const Failed = ({ error, again }) => html`<p class="note" role="alert"><$
 export function Held() {
   useTopics('jobs', 'instances', 'link');
   const why = known.store.reachable && halted(known);
-  return why && html`<p class="note" role="status"><${Icon} k="slow" />${why}.</p>`;
+  return why && html`<p class="note" role="status"><${Icon} k="slow" />${why}</p>`;
 }
 
 /** A browser takes the longer for each character, the longer its line is. */

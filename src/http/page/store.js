@@ -1,7 +1,7 @@
 // What the page knows of the fleet, and how it learns it: first the lists, then the stream of events. Components ask
 // to be drawn again by topic: `jobs`, `instances`, `feed`, `link`, `session`, and `tick` each second.
 import { useLayoutEffect, useState } from './base.js';
-import { instancesAre, midnight, ms } from './format.js';
+import { S, instancesAre, midnight, ms } from './format.js';
 import { judge } from './judge.js';
 
 /** All that is known. Only this module writes to it. */
@@ -103,7 +103,8 @@ export function useTopics(...topics) {
 let today = midnight(now());
 setInterval(() => {
   moment = now();
-  rejudge();
+  // What the page has not heard is no reason for a warning.
+  if (known.link.up) rejudge();
   // "tomorrow" is "today" now, also where nothing else has changed.
   if (today !== midnight(moment)) {
     today = midnight(moment);
@@ -266,10 +267,14 @@ function rejudge() {
   if (any) changed('jobs');
 }
 
+/** With the instant from which on jobs start. */
+const opens = (epoch, at) => (epoch?.wait_ms == null ? epoch : { ...epoch, until: Math.ceil((ms(at) + epoch.wait_ms) / S)
+  * S });
+
 function setJobs(answer) {
   const { jobs, ...fleet } = answer;
   clockIs(answer.now);
-  known.fleet = fleet;
+  known.fleet = { ...fleet, epoch: opens(fleet.epoch, answer.now) };
   known.asOf = ms(answer.as_of);
   known.jobs = new Map();
   known.states = new Map();
@@ -282,7 +287,7 @@ function setInstances(answer) {
   known.instances = answer;
   // An instance of an older version tells them with all jobs alone.
   const { epoch, problems, clock_doubt_ms, nobody_believes } = { ...known.fleet, ...answer };
-  if (known.fleet) known.fleet = { ...known.fleet, epoch, problems, clock_doubt_ms, nobody_believes };
+  if (known.fleet) known.fleet = { ...known.fleet, epoch: opens(epoch, answer.now), problems, clock_doubt_ms, nobody_believes };
   instancesAre(answer.instances.map((i) => i.instance));
   const { trail } = known;
   const keep = (list, value) => {
@@ -332,14 +337,18 @@ export function feed(event) {
   changed('feed');
 }
 
+/** Not more often, although the instances may be told often. */
+const ROLE_MS = 4500;
 let asking = false;
+let askedAt = -Infinity;
 /**
  * Asks again what the token may do: its role may change while the stream goes on. Takes nothing else, because behind a
  * load balancer another instance may answer. A token that is gone ends the stream.
  */
 async function allowed() {
-  if (asking || document.hidden) return;
+  if (asking || document.hidden || now() < askedAt + ROLE_MS) return;
   asking = true;
+  askedAt = now();
   const before = token();
   const { role } = await ask('session', { within: SILENT_MS }).catch(() => ({}));
   asking = false;

@@ -1,7 +1,7 @@
 // The timeline: what happened at the same time? Past runs, running ones, and what is planned, by job or by instance.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { known, now, on, useTopics } from './store.js';
-import { D, H, M, number, short, signed, when } from './format.js';
+import { D, H, M, S, number, short, signed, when } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, word } from './judge.js';
 import { Failed, Held, Seg, Txt, say, tipAt, usePhone, useSeen } from './parts.js';
@@ -12,6 +12,8 @@ import { Data, fleetMarks } from './timeline_data.js';
 import { ROW, drawGround, drawHead, drawInstance, drawJob, drawNow, lanes, tipOf } from './timeline_draw.js';
 
 const HEAD = 62;
+/** Also of one row alone, px. */
+const LEAST_HIGH = 60;
 const SPANS = [[H, '1 h'], [6 * H, '6 h'], [D, '24 h'], [7 * D, '7 d']];
 const LEAST = 2 * M;
 const MOST = 40 * D;
@@ -38,9 +40,10 @@ function windowOf(query) {
 function viewOf(win, w, h, phone) {
   const t = now();
   const t0 = win.follow ? t - win.span * BEHIND : win.t0;
+  const lost = !known.link.up && !known.link.first;
   const x0 = phone ? 116 : 176;
   const plot = w - x0;
-  return { t0, t1: t0 + win.span, span: win.span, now: t, w, h, x0, plot, px: (x) => x0
+  return { t0, t1: t0 + win.span, span: win.span, now: t, seen: lost ? Math.min(t, known.asOf ?? t) : t, w, h, x0, plot, px: (x) => x0
     + ((x - t0) / win.span) * plot };
 }
 
@@ -115,7 +118,7 @@ function paint(c, refs) {
   const w = refs.wrap.current.clientWidth;
   const body = refs.body.current.getBoundingClientRect();
   const room = innerHeight - 48 - HEAD - (c.phone ? 62 : 36);
-  const h = Math.max(60, Math.min(c.tops[c.tops.length - 1], room));
+  const h = Math.max(LEAST_HIGH, Math.min(c.tops[c.tops.length - 1], room));
   const v = viewOf(c.win, w, h, c.phone);
   c.view = v;
   const fleet = fleetMarks();
@@ -166,13 +169,16 @@ function save(c) {
   }, 300);
 }
 
+/** The middle of a window is a time that an address can have. */
+const within = (t0, span) => Math.max(-span / 2, Math.min(LAST - S - span / 2, t0));
+
 /** The window as it is now: several keys or movements may come between two frames. */
 const viewNow = (c) => c.view && viewOf(c.win, c.view.w, c.view.h, c.phone);
 
 function shift(c, pixels) {
   const v = viewNow(c);
   if (!v) return;
-  c.win = { ...c.win, follow: false, t0: v.t0 + (pixels / v.plot) * v.span };
+  c.win = { ...c.win, follow: false, t0: within(v.t0 + (pixels / v.plot) * v.span, v.span) };
   save(c);
   c.draw();
 }
@@ -183,7 +189,7 @@ function scale(c, refs, factor, x) {
   const span = Math.max(LEAST, Math.min(MOST, v.span * factor));
   const left = refs.wrap.current.getBoundingClientRect().left;
   const at = x == null ? (c.win.follow ? v.now : v.t0 + v.span / 2) : v.t0 + ((x - left - v.x0) / v.plot) * v.span;
-  c.win = { span, follow: c.win.follow && x == null, t0: at - ((at - v.t0) / v.span) * span };
+  c.win = { span, follow: c.win.follow && x == null, t0: within(at - ((at - v.t0) / v.span) * span, span) };
   save(c);
   c.draw();
 }
@@ -362,7 +368,8 @@ export function Timeline({ query }) {
     onPointerLeave=${() => tipAt('')} onClick=${open}
     onKeyDown=${(e) => e.target === refs.wrap.current && walk(c, refs, e)} onBlur=${() => { c.sel = null; c.draw(); }}>
     <canvas class="tl-head" ref=${refs.head} aria-hidden="true"></canvas>
-    <div class="tl-body" ref=${refs.body} style=${{ height: `${tops[tops.length - 1]}px` }}><canvas ref=${refs.canvas}
+    <div class="tl-body" ref=${refs.body} style=${{ height: `${Math.max(LEAST_HIGH,
+      tops[tops.length - 1])}px` }}><canvas ref=${refs.canvas}
       aria-hidden="true"></canvas>
       <${Labels} rows=${rows} by=${by} tops=${tops} from=${from} to=${to} /></div></div>
   ${!rows.length && html`<p class="none">${by === 'jobs' ? !known.jobs.size ? 'There are no jobs yet.' : html`No job matches “<${Txt}>${query.q}<//>”. <button

@@ -9,7 +9,7 @@ const LIMIT = 5000;
 const PLAN_MOST = 400;
 /** Runs are asked for anew after this time: events may be lost. */
 const FRESH = M;
-/** A row with more records lets those go that lie far before the window. */
+/** A row with more records lets those go that lie far from the window. */
 const MANY = 400;
 
 const iso = (t) => new Date(t).toISOString();
@@ -83,11 +83,11 @@ export class Data {
     if (!row) this.rows.set(name, (row = { all: new Map(), sorted: [], room: MANY, of: null, span: nothing, cut: false,
       schedule: null, plan: [], planFrom: Infinity, planTo: 0, planSpan: 0, dense: false }));
     const job = known.jobs.get(name);
-    // Nobody tells how its runs go on.
+    // It is in no configuration any more. Only the instances tell how long its runs go on.
     if (!job && row.of) {
-      row.of = null;
-      this.drop(row, (r) => r.e == null);
-      this.sort(row);
+      const runs = (r) => known.instances?.instances.some((i) => i.instance === r.instance && i.running.some((x) => x.job
+        === name && x.occurrence === r.occurrence));
+      if (this.drop(row, (r) => r.e == null && !runs(r))) this.sort(row);
     }
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {
@@ -267,15 +267,19 @@ export function fleetMarks() {
         bands.push({ from: down.get(null).from, to: at });
         down.delete(null);
       }
+    } else if (e.kind === 'data_lost') {
+      bands.push({ from: ms(e.since) ?? at, to: ms(e.until) ?? at });
+      marks.push({ at: ms(e.since) ?? at, text: 'data lost', bad: true,
+        detail: 'the store is new, was restarted or lost its data' });
     } else if (e.kind === 'instance_silent' || e.kind === 'instance_gone') {
-      if (!down.has(e.instance)) down.set(e.instance, { from: at });
+      if (!down.has(e.instance)) down.set(e.instance, { from: ms(e.since) ?? at });
       if (e.kind === 'instance_gone') down.get(e.instance).gone ??= at;
       marks.push({ at, text: `${e.instance} ${e.kind === 'instance_gone' ? 'gone' : 'silent'}`, bad: true });
     } else if (e.kind === 'instance_up') {
       if (down.has(e.instance)) bands.push({ from: down.get(e.instance).from, to: at, instance: e.instance });
       down.delete(e.instance);
       marks.push({ at, text: `${e.instance} up` });
-    } else if (e.kind === 'configuration') marks.push({ at, text: 'reload' });
+    } else if (e.kind === 'configuration') marks.push({ at, text: `reload ${e.instance}` });
     else if (e.kind === 'draining') marks.push({ at, text: `drain ${e.instance}` });
     else if (e.kind === 'undrained') marks.push({ at, text: `undrain ${e.instance}` });
   }

@@ -102,6 +102,9 @@ export function drawGround(ctx, v, fleet) {
     const [x, w] = clip(v, b.from, b.to ?? v.now);
     if (w > 0) hatched(ctx, x, 0, Math.max(2, w), v.h, c.bad);
   }
+  // What happened since, this page has not heard.
+  const [x, w] = clip(v, v.seen, v.now);
+  if (w > 0) hatched(ctx, x, 0, w, v.h, c.off);
 }
 
 export function drawNow(ctx, v) {
@@ -121,7 +124,7 @@ const triangle = (ctx, x, y, colour) => {
 /** One attempt. A bad end has a stop and its sign inside, or a triangle below where there is no room. */
 export function drawRun(ctx, v, r, y, h, hits) {
   const c = colours();
-  const end = r.e ?? v.now;
+  const end = r.e ?? Math.max(r.s, v.seen);
   const x = Math.max(v.x0, v.px(r.s));
   const w = Math.max(2.5, Math.min(v.w, v.px(end)) - x);
   if (v.px(end) < v.x0 || x > v.w) return;
