@@ -885,19 +885,11 @@ impl Inner {
         let (had, has) = (grants(&self.pulse), grants(&pulse));
         let another = had != has;
         let first = self.pulse.fleet.is_none() && pulse.fleet.is_some();
+        let answered = self.pulse.fleet.as_ref();
+        let answered = answered.map_or(0, |reply| reply.now_us.div_euclid(1000));
         self.pulse = pulse;
         let clock = self.clock();
         let now = clock.now;
-        let other_data = had.zip(has).is_some_and(|(had, has)| had.0 != has.0);
-        if let Some(epoch) = self.epoch(clock).filter(|_| other_data) {
-            let opens = |wait| Time(now.saturating_add(wait));
-            let feed = Feed {
-                since: Some(epoch.since),
-                until: epoch.wait_ms.map(opens),
-                ..Feed::default()
-            };
-            self.ring.push(now, Kind::Feed("data_lost", Box::new(feed)));
-        }
         if before.is_some() && after.is_none() {
             // The looks at the jobs failed for the same reason; the next one is under way.
             self.failed = None;
@@ -905,6 +897,17 @@ impl Inner {
         if before != after || first {
             let store = self.store(clock);
             self.ring.push(now, Kind::Store(Box::new(store)));
+        }
+        let other_data = had.zip(has).is_some_and(|(had, has)| had.0 != has.0);
+        if let Some(epoch) = self.epoch(clock).filter(|_| other_data) {
+            let opens = |wait| Time(now.saturating_add(wait));
+            let feed = Feed {
+                // A server that the store fails back to may have had its data for long.
+                since: Some(Time(epoch.since.0.max(answered))),
+                until: epoch.wait_ms.map(opens),
+                ..Feed::default()
+            };
+            self.ring.push(now, Kind::Feed("data_lost", Box::new(feed)));
         }
         let views = self.instance_views(clock);
         if first {
@@ -1064,8 +1067,15 @@ impl Entry {
                         &mut self.told,
                     );
                     // What is under way or awaited comes after what has ended.
-                    let of_now = |kind: &str| ["granted", "awaited"].contains(&kind);
-                    (begins, feed) = told.into_iter().partition(|(kind, _)| of_now(kind));
+                    let grants = told.iter().filter(|(kind, _)| *kind == "granted");
+                    let grants: Vec<_> = grants.filter_map(|(_, f)| f.run_id).collect();
+                    let of_now = |kind: &str, run: Option<RunId>| match kind {
+                        "granted" | "awaited" => true,
+                        _ => run.is_some_and(|run| grants.contains(&run)),
+                    };
+                    (begins, feed) = told
+                        .into_iter()
+                        .partition(|(kind, f)| of_now(kind, f.run_id));
                 } else {
                     self.told = Told::at(now);
                 }
@@ -1081,6 +1091,13 @@ impl Entry {
                 Records::All(records) => (records, true),
             };
             if self.known {
+                // It ended after the state was read: its record tells both.
+                let ended = |run: RunId| newest.iter().any(|r| r.run_id == Some(run));
+                begins.retain(|(kind, f)| {
+                    let over = f.run_id.filter(|run| *kind == "granted" && ended(*run));
+                    granted.retain(|run| Some(*run) != over);
+                    over.is_none()
+                });
                 let known: Vec<Recent> = self.job.recent.iter().collect();
                 let granted = |id| granted.contains(&id) || self.told.ran(id);
                 feed.extend(diff::records(&known, &newest, granted));
@@ -1345,6 +1362,12 @@ mod tests {
         assert_eq!(look(500, &[], &[(500, lost)]), [("ended", 500)]);
         // Its guard says how it ended after all.
         assert_eq!(look(500, &[], &[(500, well)]), [("ended", 500)]);
+        // It ended after its state was read.
+        assert_eq!(
+            look(600, &[600], &[(600, well)]),
+            [("granted", 600), ("ended", 600)]
+        );
+        assert_eq!(look(600, &[], &[(600, well)]), []);
     }
 
     #[test]

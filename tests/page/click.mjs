@@ -568,11 +568,14 @@ async function wrongAddresses() {
   await go('#/load?day=2026-99-99');
   await settled();
   if ((await text('main')).includes('NaN')) troubles.push('a day that is none is shown');
+  let first;
   for (const [week, today] of [[0, true], [1, false], [-5, true]]) {
     await go(`#/calendar?week=${week}`);
     await until('the calendar', () => document.querySelector('.week th[scope=col]'));
     await settled();
     if ((await text('.week thead')).includes('today') !== today) troubles.push(`the calendar of week ${week}, today: ${!today}`);
+    first ??= await text('.sub');
+    if (today !== (await text('.sub') === first)) troubles.push(`the calendar of week ${week} is of ${await text('.sub')}`);
   }
   await go('#/timeline?q=quick');
   await settled();

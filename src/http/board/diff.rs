@@ -111,12 +111,10 @@ pub(super) fn states(
             run_id: Some(o.run.id),
             ..Feed::default()
         };
+        let of_run = feed.clone();
         let seen = |id| told.ran(id) || recent.iter().any(|r| r.run_id == Some(id));
         let again = known.is_none() && seen(o.run.id);
         let asked = |o: &Open| o.stop == Some(StopRequest::Cancelled);
-        if asked(o) && !again && !known.is_some_and(asked) {
-            fed.push(("cancelled", feed.clone()));
-        }
         match (o.next_attempt, known) {
             _ if again => {}
             (None, None) => {
@@ -141,6 +139,9 @@ pub(super) fn states(
                 fed.push(("awaited", feed));
             }
             _ => {}
+        }
+        if asked(o) && !again && !known.is_some_and(asked) {
+            fed.push(("cancelled", of_run));
         }
     }
     // Only a request drops an attempt that waits, unless something newer is decided, or the store's data changed.

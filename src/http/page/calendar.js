@@ -95,7 +95,7 @@ export function Calendar({ query }) {
       per_job: String(FEW) })}`, { signal }),
     [date(start), week, round]);
   const turn = (k) => setQuery({ week: week + k || '' });
-  useKeys('Calendar', { '←': ['week before', () => week > 0 && turn(-1)], '→': ['week after', () => turn(1)],
+  useKeys('Calendar', { '←': ['week before', () => week > 0 && turn(-1)], '→': ['week after', () => week < WEEKS && turn(1)],
     n: ['this week', () => setQuery({ week: '' })] });
   const days = Array.from({ length: 7 }, (_, k) => ({ k, t: midnight(start, k), today: week === 0 && k === 0, hours: Math.round((midnight(start, k
     + 1) - midnight(start, k)) / H) }));
@@ -106,7 +106,7 @@ export function Calendar({ query }) {
     aria-label="Week"><button type="button" aria-label="Week before" disabled=${week <= 0} onClick=${() =>
       turn(-1)}>←</button>
     <button type="button" aria-pressed=${String(week === 0)} onClick=${() => setQuery({ week: '' })}>The week to
-      come</button><button type="button" aria-label="Week after" onClick=${() => turn(1)}>→</button></span>
+      come</button><button type="button" aria-label="Week after" disabled=${week >= WEEKS} onClick=${() => turn(1)}>→</button></span>
     <button type="button" class="btn" data-tip="For a calendar program, the next 14 days" onClick=${() =>
       download('calendar.ics', 'soloist.ics').catch((e) => alert(e.message))}>calendar.ics</button></div>
   <p class="sub">${day(start, now())} to ${day(midnight(start, 6), now())}, ${zoneName}, from the schedules. Jobs choose

@@ -76,10 +76,11 @@ export function line(ctx, x1, y1, x2, y2, colour, width = 1, dash = []) {
   ctx.setLineDash([]);
 }
 
-let hatch = null;
+/** By colour. */
+const hatches = new Map();
 /** Slanted lines, for times in which something was out of reach. */
 export function hatched(ctx, x, y, w, h, colour) {
-  if (!hatch || hatch.colour !== colour) {
+  if (!hatches.has(colour)) {
     const tile = Object.assign(document.createElement('canvas'), { width: 6, height: 6 });
     const t = tile.getContext('2d');
     t.strokeStyle = colour;
@@ -91,8 +92,8 @@ export function hatched(ctx, x, y, w, h, colour) {
       t.lineTo(d + 6, 0);
     }
     t.stroke();
-    hatch = { colour, pattern: ctx.createPattern(tile, 'repeat') };
+    hatches.set(colour, ctx.createPattern(tile, 'repeat'));
   }
-  ctx.fillStyle = hatch.pattern;
+  ctx.fillStyle = hatches.get(colour);
   ctx.fillRect(x, y, w, h);
 }

@@ -56,8 +56,8 @@ function Notes({ job, state }) {
   }
   for (const a of job.awaited) {
     say('retry', html`Attempt ${a.attempt} of <a class="a" href=${jobLink(job.job,
-      ms(a.occurrence))}>${when(ms(a.occurrence), n)}</a> is due
-      in <${In} t=${ms(a.at)} />, at ${when(ms(a.at), n)}`);
+      ms(a.occurrence))}>${when(ms(a.occurrence), n)}</a> is
+      ${halted(known) ? 'planned for' : html`due in <${In} t=${ms(a.at)} />, at`} ${when(ms(a.at), n)}`);
   }
   if (job.skip) say('skipped', `The next ${job.skip === 1 ? 'occurrence' : `${number(job.skip)} occurrences`} will be skipped`);
   if (job.triggers) say('play', `${many(job.triggers, 'trigger waits', 'triggers wait')} for an instance`);
@@ -152,7 +152,7 @@ function Next({ job, detail }) {
       class="n-z">${clean(job.timezone)}</th>`}<th class="num">In</th></tr></thead>
     <tbody>${list.map((u) => html`<tr key=${utc(u)}><td>${day(utc(u), now())} ${utc(u) % 60000 ? when(utc(u),
       now()).split(' ').pop() : hm(utc(u))}</td>
-      ${other && html`<td class="t3 n-z">${there(u.local)}</td>`}<td class="num t2"><${Live} f=${(t) => left(utc(u) - t)}
+      ${other && html`<td class="t3 n-z">${there(u.local)}</td>`}<td class="num t2"><${Live} f=${(t) => (halted(known) ? '–' : left(utc(u) - t))}
         /></td></tr>`)}</tbody></table>`
     : html`<p class="t2">${job.schedule.length ? (job.enabled ? `None: ${ahead(job)}.` : 'None: it is switched off.')
       : 'It has no schedule.'}</p>`}
@@ -318,7 +318,7 @@ export function Job({ arg: name, query }) {
   // What is no time is no occurrence.
   const selected = new Date(Number(query.o)).getTime() || null;
   const [at, setAt] = useState(-1);
-  const state = job && judge(job, now());
+  const state = job && (known.states.get(name) ?? judge(job, now()));
   const newest = filtered(history.items, query).reverse();
   const open = (o) => go(jobLink(name, o));
   const move = (step) => {

@@ -4,7 +4,7 @@ import { ask, events, known, now, useTopics } from './store.js';
 import { bytes, clean, commandLine, hms, hmsm, left, many, ms, short, signalName, took, visible, when } from
   './format.js';
 import { Icon } from './icons.js';
-import { cause, word } from './judge.js';
+import { cause, halted, word } from './judge.js';
 import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded, written } from './parts.js';
 import { act } from './actions.js';
 import { address, setQuery } from './router.js';
@@ -255,7 +255,7 @@ export function Occurrence({ job, at, items, round }) {
     ${list.length > 0 && html`<h3 class="h2">Attempts</h3><ol class="try">${list.map((r) => html`<${Attempt}
       key=${r.attempt} r=${r} several=${list.length > 1} shown=${r === shown} pick=${() => pick(r.run_id)} />`)}
       ${wait && html`<li><${Icon} k="planned" /><span>${hms(ms(wait.at))}</span><span
-        class="t2">attempt ${wait.attempt}, in <${Live} f=${(n) => left(ms(wait.at) - n)}
+        class="t2">attempt ${wait.attempt}<${Live} f=${(n) => (halted(known) ? '' : `, in ${left(ms(wait.at) - n)}`)}
           /></span><span></span></li>`}</ol>`}
     ${why.data && html`<h3 class="h2">Why<small>the instant is at the left end</small></h3><${Why} why=${why.data}
       at=${at} />`}

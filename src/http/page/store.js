@@ -286,8 +286,9 @@ function setInstances(answer) {
   clockIs(answer.now);
   known.instances = answer;
   // An instance of an older version tells them with all jobs alone.
-  const { epoch, problems, clock_doubt_ms, nobody_believes } = { ...known.fleet, ...answer };
-  if (known.fleet) known.fleet = { ...known.fleet, epoch: opens(epoch, answer.now), problems, clock_doubt_ms, nobody_believes };
+  const { problems, clock_doubt_ms, nobody_believes } = { ...known.fleet, ...answer };
+  const epoch = 'epoch' in answer ? opens(answer.epoch, answer.now) : known.fleet?.epoch;
+  if (known.fleet) known.fleet = { ...known.fleet, epoch, problems, clock_doubt_ms, nobody_believes };
   instancesAre(answer.instances.map((i) => i.instance));
   const { trail } = known;
   const keep = (list, value) => {
@@ -346,9 +347,9 @@ let askedAt = -Infinity;
  * load balancer another instance may answer. A token that is gone ends the stream.
  */
 async function allowed() {
-  if (asking || document.hidden || now() < askedAt + ROLE_MS) return;
+  if (asking || document.hidden || performance.now() < askedAt + ROLE_MS) return;
   asking = true;
-  askedAt = now();
+  askedAt = performance.now();
   const before = token();
   const { role } = await ask('session', { within: SILENT_MS }).catch(() => ({}));
   asking = false;

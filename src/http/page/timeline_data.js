@@ -87,7 +87,10 @@ export class Data {
     if (!job && row.of) {
       const runs = (r) => known.instances?.instances.some((i) => i.instance === r.instance && i.running.some((x) => x.job
         === name && x.occurrence === r.occurrence));
-      if (this.drop(row, (r) => r.e == null && !runs(r))) this.sort(row);
+      if (this.drop(row, (r) => r.e == null && !runs(r))) {
+        row.span = this.every = nothing;
+        this.sort(row);
+      }
     }
     // An event replaced the job: its newest runs are in it.
     if (job && row.of !== job) {

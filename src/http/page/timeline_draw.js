@@ -163,7 +163,7 @@ export function drawRun(ctx, v, r, y, h, hits) {
       ctx.stroke();
     }
   }
-  hits.push({ x: x - 2, y: y - 3, w: Math.max(8, w + 4), h: h + 6, r, job: r.job, o: r.o });
+  hits.push({ x: x - 2, y: y - 3, w: Math.max(8, w + 4), h: h + 6, r, job: r.job, o: r.o, seen: v.seen });
 }
 
 /** Many runs in few pixels: cells of equal width, each with the worst outcome in it. */
@@ -306,4 +306,4 @@ export function drawInstance(ctx, v, instance, lane, top, h, fleet, hits) {
 
 export const tipOf = (hit) => hit.tip || (hit.r ? `${runWords(hit.job, hit.r)}${hit.r.attempt > 1
   ? `\nattempt ${hit.r.attempt}, ${hit.r.trigger}` : ''}${
-  hit.r.outcome === 'running' ? `\nfor ${lasting(now() - hit.r.s)}` : ''}` : '');
+  hit.r.outcome === 'running' ? `\nfor ${lasting((hit.seen ?? now()) - hit.r.s)}` : ''}` : '');
