@@ -903,7 +903,7 @@ impl Inner {
             let opens = |wait| Time(now.saturating_add(wait));
             let feed = Feed {
                 // A server that the store fails back to may have had its data for long.
-                since: Some(Time(epoch.since.0.max(answered))),
+                since: Some(Time(epoch.since.0.max(answered).min(now))),
                 until: epoch.wait_ms.map(opens),
                 ..Feed::default()
             };

@@ -57,7 +57,7 @@ function Notes({ job, state }) {
   for (const a of job.awaited) {
     say('retry', html`Attempt ${a.attempt} of <a class="a" href=${jobLink(job.job,
       ms(a.occurrence))}>${when(ms(a.occurrence), n)}</a> is
-      ${halted(known) ? 'planned for' : html`due in <${In} t=${ms(a.at)} />, at`} ${when(ms(a.at), n)}`);
+      ${' '}${halted(known) ? 'planned for' : html`due in <${In} t=${ms(a.at)} />, at`} ${when(ms(a.at), n)}`);
   }
   if (job.skip) say('skipped', `The next ${job.skip === 1 ? 'occurrence' : `${number(job.skip)} occurrences`} will be skipped`);
   if (job.triggers) say('play', `${many(job.triggers, 'trigger waits', 'triggers wait')} for an instance`);

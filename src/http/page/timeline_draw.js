@@ -189,7 +189,7 @@ function drawCells(ctx, v, list, y, hits) {
     const tip = rs.length > 1 && `${it.job} · ${when(rs[0].o, v.now)} to ${when(rs[rs.length - 1].o,
       v.now)}\n${rs.length} runs, ${
       not ? `not succeeded: ${not} (worst ${word(w)})` : goOn ? `${goOn} of them running` : 'all succeeded'}`;
-    hits.push({ x, y: y - 3, w: CELL, h: BAR + 6, r: it, job: it.job, o: it.o, tip });
+    hits.push({ x, y: y - 3, w: CELL, h: BAR + 6, r: it, job: it.job, o: it.o, tip, seen: v.seen });
   }
 }
 
