@@ -1197,6 +1197,18 @@ mod tests {
         InstanceId::new("a")
     }
 
+    /// Of a store whose clock shows `now`, Unix ms.
+    fn answer(fleet: Fleet, now: i64) -> Arc<Reply<Fleet>> {
+        Arc::new(Reply {
+            value: fleet,
+            now_us: now * 1000,
+            incarnation: "".into(),
+            sent: Boottime::now(),
+            received: Boottime::now(),
+            around: vec![],
+        })
+    }
+
     #[test]
     fn a_job_is_written_as_it_is_serialized() {
         let text = "[jobs.a]\nschedule = '@daily'\ncommand = 'x'\ndescription = '\"{}'\n";
@@ -1398,16 +1410,8 @@ mod tests {
                 instances: knows.chars().map(|c| (id(c), info())).collect(),
                 drains: vec![],
             };
-            let reply = Reply {
-                value: fleet,
-                now_us: now * 1000,
-                incarnation: "".into(),
-                sent: Boottime::now(),
-                received: Boottime::now(),
-                around: vec![],
-            };
             inner.beats(Pulse {
-                fleet: Some(Arc::new(reply)),
+                fleet: Some(answer(fleet, now)),
                 ..Pulse::default()
             });
             let all: String = (inner.instances.iter().map(|i| i.instance.as_str())).collect();
@@ -1451,17 +1455,9 @@ mod tests {
                 instances: BTreeMap::from([(own(), info)]),
                 drains: vec![],
             };
-            let reply = Reply {
-                value: fleet,
-                now_us: 1_000_000_000,
-                incarnation: "".into(),
-                sent: Boottime::now(),
-                received: Boottime::now(),
-                around: vec![],
-            };
             let before = inner.ring.latest();
             inner.beats(Pulse {
-                fleet: Some(Arc::new(reply)),
+                fleet: Some(answer(fleet, 1_000_000)),
                 ..Pulse::default()
             });
             assert!(inner.ring.latest() > before, "{n}");
@@ -1470,6 +1466,8 @@ mod tests {
         let told = told.as_array().into_iter().flatten();
         let lost: Vec<_> = told.filter(|e| e["kind"] == "data_lost").collect();
         assert_eq!(lost.len(), 2, "{lost:?}");
+        // Not from when its data is: the old data answered until then.
+        assert_eq!(lost[0]["since"], "1970-01-01T00:16:40.000Z");
         assert!(lost[0]["until"].is_string(), "{lost:?}");
         assert!(lost[1]["until"].is_null(), "it grants already: {lost:?}");
     }
@@ -1505,25 +1503,9 @@ mod tests {
                 clock_doubt_ms: doubt,
                 ..Info::default()
             };
-            let fleet = Fleet {
-                id: "e".into(),
-                before: None,
-                born: 0,
-                quarantine: Duration::ZERO,
-                open: true,
-                instances: BTreeMap::from([(own(), info)]),
-                drains: vec![],
-            };
-            let reply = Reply {
-                value: fleet,
-                now_us: now * 1000,
-                incarnation: "".into(),
-                sent: Boottime::now(),
-                received: Boottime::now(),
-                around: vec![],
-            };
+            let fleet = Fleet::of([(own(), info)]);
             inner.beats(Pulse {
-                fleet: Some(Arc::new(reply)),
+                fleet: Some(answer(fleet, now)),
                 problems: ["it evicts".to_owned()].into(),
                 ..Pulse::default()
             });
