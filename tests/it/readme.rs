@@ -11,9 +11,17 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::support::{GENEROUS, process, server::RedisServer, wait_until};
+use crate::{
+    http::client,
+    support::{
+        GENEROUS, fleet, process,
+        server::{RedisServer, free_port},
+        wait_until,
+    },
+};
 
 const README: &str = include_str!("../../README.md");
+const DOCKERFILE: &str = include_str!("../../Dockerfile");
 
 /// The code blocks of a page that are in this language.
 fn blocks(page: &str, language: &str) -> Vec<String> {
@@ -222,6 +230,96 @@ fn the_readmes_fleet_configuration_is_valid() {
     let out = String::from_utf8_lossy(&ran.stdout).into_owned();
     assert!(ran.status.success(), "{ran:?}");
     assert!(out.contains("rediss://"), "{out}");
+}
+
+#[test]
+fn the_readmes_lines_start_a_fleet_on_one_host() {
+    let blocks = blocks(README, "sh");
+    let lines = blocks.iter().find(|b| b.starts_with("redis-server "));
+    let mut lines = lines.expect("a fleet in the README").clone();
+    let clone = Clone::new(include_str!("../../jobs.toml"));
+    let ports = [free_port(), free_port(), free_port()].map(|port| port.to_string());
+    std::fs::write(clone.dir.path().join("ports"), ports.join("\n") + "\n").expect("ports");
+    let founded =
+        "until soloist --config web-1.toml status | grep -q '^1 live'; do sleep 0.1; done";
+    for (written, here) in [
+        ("7379", &*free_port().to_string()),
+        ("787$n", "$(sed -n ${n}p ports)"),
+        ("sleep 3", founded),
+    ] {
+        assert!(lines.contains(written), "{lines}");
+        lines = lines.replace(written, here);
+    }
+    lines += "trap 'kill $(jobs -p); wait' TERM\nwait\n";
+    let mut shell = clone.command(&lines);
+    shell.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut shell = shell.spawn().expect("a shell");
+    wait_until("all three are up and draw", GENEROUS, || {
+        let ran = clone.sh(
+            "soloist --config web-2.toml status; soloist --config web-3.toml history lottery-demo",
+        );
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+        [
+            "3 live instances",
+            "\nweb-1 ",
+            "\nweb-2 ",
+            "\nweb-3 ",
+            "succeeded",
+        ]
+        .iter()
+        .all(|word| text.contains(word))
+    });
+    for port in &ports {
+        let page = client::get(&format!("127.0.0.1:{port}"), "/healthz").send();
+        assert_eq!(page.status, 200, "{port}");
+    }
+    process::signal(shell.id(), Signal::TERM);
+    assert!(shell.wait().is_ok());
+}
+
+/// The sample's store and commands are relative paths.
+#[test]
+fn the_dockerfiles_lines_put_the_sample_where_it_can_write() {
+    let setting = |name: &str| {
+        let mut lines = DOCKERFILE.lines().filter_map(|l| l.strip_prefix(name));
+        lines.next_back().map(str::trim)
+    };
+    let place = setting("WORKDIR ").expect("a directory");
+    assert_eq!(setting("VOLUME "), Some(place));
+    assert!(!DOCKERFILE.contains("SOLOIST_CONFIG"));
+    for mounted in ["jobs.toml", "examples"] {
+        let mount = format!(" -v ./{mounted}:{place}/{mounted}:ro ");
+        assert!(DOCKERFILE.contains(&mount), "{mount}");
+    }
+}
+
+/// An orchestrator must not restart an instance because its store is away, but because it hangs.
+#[test]
+fn the_images_health_check_does_not_ask_the_store() {
+    let check = DOCKERFILE.replace("\\\n", "");
+    let check = check.lines().find_map(|l| l.strip_prefix("HEALTHCHECK "));
+    let check = check.and_then(|l| Some(l.split_once("CMD ")?.1));
+    let check: Vec<String> = serde_json::from_str(check.expect("a check")).expect("JSON");
+    let mut fleet = fleet::fleet(1).http("").start();
+    let at = fleet.http(0);
+    let port = at.rsplit(':').next().expect("a port");
+    let passes = |port: &str, within: &str| {
+        let words = check.iter().map(|word| word.replace("7878", port));
+        let ran = Command::new("timeout").arg(within).args(words).output();
+        ran.expect("bash").status.success()
+    };
+    let ready = || client::get(&at, "/readyz").send().status == 200;
+    wait_until("the store answers", GENEROUS, ready);
+    assert!(passes(port, "60"));
+    fleet.server().stop();
+    wait_until("the store is away", GENEROUS, || !ready());
+    assert!(passes(port, "60"));
+    fleet.instances[0].signal(Signal::STOP);
+    assert!(!passes(port, "1"), "it hangs");
+    fleet.instances[0].signal(Signal::CONT);
+    fleet.server().cont();
+    fleet.stop();
+    assert!(passes(port, "60"), "without [http]");
 }
 
 #[test]
