@@ -120,35 +120,19 @@ else
     echo "all there"
 fi
 
-# Up to four tests that fail run once more, alone: where many run at one time on a busy host, one may wait longer than
-# it allows for something that comes. One that fails again fails; one that does not is named at the end.
 tests() { # tests SUITE TARGET ARGUMENTS...: those of each list of arguments beside those of the others
-    suite=$1 target=$2
+    said="$work/$1" target=$2 running='' n=0
     shift 2
-    said="$work/$suite" running='' n=0
     for arguments in "$@"; do
         n=$((n + 1))
         # shellcheck disable=SC2086
-        { cargo test --locked $target -- $arguments 2>&1 || touch "$said.$n.failed"; } | tee "$said.$n.said" &
+        { cargo test --locked $target -- $arguments 2>&1 || touch "$said.failed"; } | tee "$said.$n.said" &
         running="$running $!"
     done
     # shellcheck disable=SC2086
     wait $running
     touch "$said.over"
-    failures=''
-    for failed in "$said".*.failed; do
-        exists "$failed" || return 0
-        these=$(sed -n '/^failures:$/,/^test result/s/^    \([a-z][a-z0-9_:]*\)$/\1/p' "${failed%failed}said" | sort -u)
-        # Without a list: not compiled, or crashed.
-        [ -n "$these" ] || return 1
-        failures="$failures $these"
-    done
-    [ "$(echo "$failures" | wc -w)" -le 4 ] || return 1
-    # shellcheck disable=SC2086
-    title "once more, alone:" $failures
-    # shellcheck disable=SC2086
-    cargo test --locked $target -- --exact --test-threads=1 $failures || return 1
-    twice="$twice $failures"
+    ! exists "$said.failed"
 }
 
 # What is done beside the integration tests begins once half of them are over.
@@ -160,20 +144,10 @@ half_is_over() {
     cat "$work"/integration.*.said 2>/dev/null |
         awk '/^running [0-9]+ tests$/ { all += $2 } / \.\.\. ok$/ { ok++ } END { exit !(2 * ok > all) }'
 }
-# Once more, alone, if it failed: see `tests`.
-page() {
-    if wait "$page"; then cat "$work/page"; return; fi
-    cat "$work/page"
-    title "once more, alone: the page"
-    timeout 420 sh tests/page/run.sh >"$work/page" 2>&1 || { cat "$work/page"; return 1; }
-    cat "$work/page"
-    twice="$twice page"
-}
 # The weight of a session (autogroup) counts before that of its processes. The checks take what nothing else needs.
 # shellcheck disable=SC2016
 last='echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$0" "$@"'
 
-twice=
 step build cargo test --locked --no-run
 if [ -n "$installer" ]; then
     if wait "$installer"; then echo "the packages are installed"; else cat "$installed"; fail "apt-get failed, see above"; fi
@@ -194,7 +168,8 @@ reading=$!
 # some of them run all the time.
 step integration tests integration "--test it" "--test-threads=8 faults:: fleet:: guard::" \
     "--test-threads=11 --skip faults:: --skip fleet:: --skip guard::"
-step page page
+step page wait "$page"
+cat "$work/page"
 step checks wait "$reading"
 cat "$work/checks"
 page='' reading=''
@@ -202,9 +177,5 @@ page='' reading=''
 if [ -s "$SOLOIST_TEST_SKIPPED" ]; then
     title "skipped, with the reason"
     sort -u "$SOLOIST_TEST_SKIPPED"
-fi
-if [ -n "$twice" ]; then
-    title "passed only when run again, alone: find out why"
-    printf '%s\n' $twice
 fi
 finish
