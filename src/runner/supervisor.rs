@@ -10,7 +10,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    DRAIN, Order, RunEnd, State, Tail,
+    DRAIN, LEFT_MOST, Order, RunEnd, State, Tail,
     children::{OwnChild, childless},
     orphans::Orphans,
 };
@@ -298,13 +298,23 @@ impl Supervisor {
         reported.gone = Some((0, at, Usage::default()));
     }
 
+    /// Reads what is in the pipes still, however long a busy host takes for it, but not for ever: a process outside the
+    /// tree may go on writing.
     async fn finish_output(&mut self) {
+        let mut read = self.tail.total();
+        let most = read + LEFT_MOST;
         let drains = &mut self.drains;
-        let all = async { while drains.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, all).await.is_err() {
-            debug!(job = %self.job, run = %self.run_id, "a process outside the run still holds its output open");
+        while tokio::time::timeout(DRAIN, async { while drains.join_next().await.is_some() {} })
+            .await
+            .is_err()
+        {
+            let before = std::mem::replace(&mut read, self.tail.total());
+            if read == before || read >= most {
+                debug!(job = %self.job, run = %self.run_id, "a process outside the run still holds its output open");
+                drains.abort_all();
+                break;
+            }
         }
-        self.drains.abort_all();
     }
 
     fn end(&self, reported: Reported) -> RunEnd {

@@ -955,6 +955,48 @@ fn after_a_freeze_past_the_lease_the_tree_dies_at_once_whatever_was_queued() {
     }
 }
 
+/// A log that takes its time: 20 ms for each line of output.
+struct SlowLog;
+
+impl tracing::Subscriber for SlowLog {
+    fn enabled(&self, meta: &tracing::Metadata<'_>) -> bool {
+        meta.target() == soloist::runner::LOG_TARGET
+    }
+    fn event(&self, _: &tracing::Event<'_>) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+/// It is in the pipe when the tree is gone. A busy host needs longer than half a second to read that.
+#[tokio::test]
+async fn the_end_of_an_output_is_kept_however_slowly_it_is_read() {
+    let _slow = tracing::subscriber::set_default(SlowLog);
+    let log = config::Output {
+        log: true,
+        ..OUTPUT
+    };
+    // As much as a pipe holds: the command does not wait for the reader.
+    let end = run_with(
+        shell("yes $(seq 200) | head -c 65000; echo; echo the end"),
+        log,
+    )
+    .await;
+    let text = end.output_text();
+    assert!(
+        text.ends_with("the end\n"),
+        "{} of {}",
+        text.len(),
+        end.output_bytes
+    );
+}
+
 /// A cgroup below our own, removed at the end.
 pub struct TestCgroup(pub PathBuf);
 
