@@ -1,7 +1,8 @@
 // A fleet for click.mjs: a Redis server, three instances, and a balancer before two of them. All is below a temporary
 // folder, on free ports, and ends with this process.
 import { execFileSync, spawn } from 'node:child_process';
-import { closeSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, readdirSync, rmSync, rmdirSync, writeFileSync } from
+  'node:fs';
 import http from 'node:http';
 import net from 'node:net';
 import { tmpdir } from 'node:os';
@@ -19,12 +20,34 @@ export async function freePorts(n) {
   return ports;
 }
 
+/** A cgroup for the fleet, if one can be made: daemons end what others that were killed left in their own. */
+function ownCgroup() {
+  try {
+    const mount = /^(?:\S+ ){4}(\S+) .* - cgroup2 /m.exec(readFileSync('/proc/self/mountinfo', 'utf8'))[1];
+    const dir = join(mount, /^0::(.*)/m.exec(readFileSync('/proc/self/cgroup', 'utf8'))[1], `page-${process.pid}`);
+    mkdirSync(dir);
+    return dir;
+  } catch {
+    return null;
+  }
+}
+function endCgroup(dir) {
+  try {
+    writeFileSync(join(dir, 'cgroup.kill'), '1');
+    for (const e of readdirSync(dir, { withFileTypes: true })) if (e.isDirectory()) rmdirSync(join(dir, e.name));
+    rmdirSync(dir);
+  } catch {
+    // Something in it is still dying; an empty one does no harm.
+  }
+}
+
 /** Starts all of it with this build of soloist, and the jobs of this file. */
 export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']) {
   const jobs = readFileSync(new URL(file, import.meta.url), 'utf8');
   const dir = mkdtempSync(join(tmpdir(), 'soloist-page-'));
   const [redisPort, ...ports] = await freePorts(5);
   const children = new Map();
+  const cgroup = ownCgroup();
   const run = (name, program, args, env = {}) => {
     const log = openSync(join(dir, `${name}.log`), 'a');
     const child = spawn(program, args, { cwd: dir, env: { ...process.env, ...env }, stdio: ['ignore', log, log] });
@@ -38,6 +61,7 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
   for (const s of ['SIGTERM', 'SIGINT', 'SIGHUP']) process.on(s, () => process.exit(1));
   process.on('exit', () => {
     for (const { child } of children.values()) child.kill('SIGKILL');
+    if (cgroup) endCgroup(cgroup);
     rmSync(dir, { recursive: true, force: true });
   });
 
@@ -60,7 +84,8 @@ export async function stage(soloist, file = 'jobs.toml', names = ['a', 'b', 'c']
       .replace('[http]\n', `[http]\n${i === 2 ? 'read_only = true\n' : ''}`);
     writeFileSync(join(dir, `${name}.toml`), text);
   });
-  const start = (name) => run(name, soloist, ['--config', `${name}.toml`, 'run'], { SOLOIST_INSTANCE: name });
+  const start = (name) => run(name, 'sh', ['-c', '[ -z "$0" ] || echo 0 >"$0/cgroup.procs"; exec "$@"', cgroup ?? '', soloist,
+    '--config', `${name}.toml`, 'run'], { SOLOIST_INSTANCE: name });
   run('redis', 'redis-server', ['--port', String(redisPort), '--bind', '127.0.0.1', '--save', '', '--maxmemory-policy',
     'noeviction']);
   for (const name of names) start(name);

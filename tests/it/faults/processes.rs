@@ -570,15 +570,30 @@ fn the_first_process_of_a_container_waits_for_the_orphans_of_others() {
     assert_eq!(outside.wait().expect("it ends").code(), Some(128 + 15));
 }
 
+/// The daemon is killed with its guard and its zygote; returns what is left of the run.
+fn leave_behind(fleet: &mut Fleet, holder: usize, run: &Run) -> Vec<u32> {
+    let guard = fleet.guard(run);
+    let zygote = zygote(fleet.instances[holder].pid());
+    // None is to see another die.
+    fleet.instances[holder].signal(Signal::STOP);
+    process::signal(zygote, Signal::KILL);
+    process::signal(guard, Signal::KILL);
+    fleet.instances[holder].kill();
+    let all = run.pids.iter().copied();
+    let left: Vec<u32> = all.filter(|&pid| process::alive(pid)).collect();
+    assert!(
+        left.len() >= 2,
+        "the command's descendants outlive its guard: {left:?}"
+    );
+    left
+}
+
 #[test]
 fn a_living_daemon_ends_what_another_left_that_was_killed_with_its_guard_and_its_zygote() {
-    // Of their own, so that no daemon of another test comes first.
-    let Some(cgroup) = TestCgroup::new() else {
+    if TestCgroup::new().is_none() {
         return skip("no cgroup v2 that we may write to");
-    };
+    }
     let mut fleet = fleet(2)
-        .cgroup(0, &cgroup.0)
-        .cgroup(1, &cgroup.0)
         .witness(
             "long",
             "for=600000 beat=5 ignore-term setsid daemon",
@@ -586,23 +601,7 @@ fn a_living_daemon_ends_what_another_left_that_was_killed_with_its_guard_and_its
         )
         .start();
     let (holder, run) = wait_tree(&fleet, "long");
-    let guard = fleet.guard(&run);
-    let zygote = zygote(fleet.instances[holder].pid());
-    // None is to see another die.
-    fleet.instances[holder].signal(Signal::STOP);
-    process::signal(zygote, Signal::KILL);
-    process::signal(guard, Signal::KILL);
-    fleet.instances[holder].kill();
-    let left: Vec<u32> = run
-        .pids
-        .iter()
-        .copied()
-        .filter(|&pid| process::alive(pid))
-        .collect();
-    assert!(
-        left.len() >= 2,
-        "the command's descendants outlive its guard: {left:?}"
-    );
+    let left = leave_behind(&mut fleet, holder, &run);
     wait_until("the other daemon has ended them", GENEROUS, || {
         let log = fleet.instances[1 - holder].log_text();
         log.contains("ended runs that a dead soloist process left behind on this host")
@@ -610,6 +609,24 @@ fn a_living_daemon_ends_what_another_left_that_was_killed_with_its_guard_and_its
     assert!(!left.iter().any(|&pid| process::alive(pid)), "{left:?}");
     takeover_of(&fleet, &run);
     fleet.stop();
+}
+
+/// Else it would end what another test looks at.
+#[test]
+fn a_daemon_of_another_cgroup_ends_nothing_that_is_left() {
+    if TestCgroup::new().is_none() {
+        return skip("no cgroup v2 that we may write to");
+    }
+    let mut dead = fleet(1)
+        .witness("long", "for=600000 beat=5 ignore-term setsid daemon", "")
+        .start();
+    let (holder, run) = wait_tree(&dead, "long");
+    let left = leave_behind(&mut dead, holder, &run);
+    let mut other = fleet(1).witness("a", "for=5", "").start();
+    // It has looked at its start.
+    other.wait_holder("a");
+    other.stop();
+    assert!(left.iter().all(|&pid| process::alive(pid)), "{left:?}");
 }
 
 /// It is the one that would execute the daemon's last will.

@@ -15,7 +15,9 @@ use serde_json::Value;
 use soloist::model::rfc3339_ms;
 
 use super::{
-    GENEROUS, Slots, process,
+    GENEROUS, Slots,
+    cgroup::TestCgroup,
+    process,
     proxy::Proxy,
     server::RedisServer,
     trace::{Expect, Run, Trace, Violation},
@@ -234,6 +236,14 @@ impl Plan {
                 .collect(),
             _ => vec![],
         };
+        // Else daemons of other tests would end what is left when this one's are killed, and these what others leave.
+        let cgroup = match self.cgroups.iter().all(Vec::is_empty) {
+            true => TestCgroup::new(),
+            false => None,
+        };
+        if let Some(cgroup) = &cgroup {
+            self.cgroups.fill(vec![cgroup.0.clone()]);
+        }
         let instances = (0..self.size)
             .map(|i| Instance {
                 recorded: self.recorded,
@@ -264,6 +274,7 @@ impl Plan {
             server,
             dir,
             trace: Mutex::default(),
+            _cgroup: cgroup,
             _slots: slots,
         };
         for (name, text) in &fleet.plan.files {
@@ -313,6 +324,7 @@ pub struct Fleet {
     dir: tempfile::TempDir,
     /// As far as it was read.
     trace: Mutex<Trace>,
+    _cgroup: Option<TestCgroup>,
     _slots: Slots,
 }
 

@@ -1,5 +1,6 @@
 //! What the black-box tests share: servers, fleets, the witness job and its judge, processes, waiting.
 
+pub mod cgroup;
 pub mod fleet;
 pub mod process;
 pub mod proxy;
