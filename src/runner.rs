@@ -48,12 +48,9 @@ use crate::{
     recording::{Line, Recorder},
 };
 
-/// After the tree is gone, the runner reads the pipes until nothing has come for so long. Only a process outside the
-/// tree that got a descriptor can keep them open.
+/// How long the runner reads the pipe of a command that is no run of a job, after its end.
+#[cfg(feature = "notify")]
 const DRAIN: Duration = Duration::from_millis(500);
-
-/// Two pipes hold no more than this after the tree is gone, unless the command made them larger.
-const LEFT_MOST: u64 = 2 * (64 << 10);
 
 /// Runs a command that is no run of a job: without a guard, with `input` as its stdin. After its end, at the latest
 /// after `limit`, it is killed with all that it started. Returns how it ended (None: it was killed), and the end of

@@ -5,10 +5,12 @@ use std::{
     future::poll_fn,
     pin::Pin,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::io::{AsyncRead, ReadBuf};
+use tokio_util::sync::CancellationToken;
 
 use crate::model::{Marks, Stream};
 
@@ -23,6 +25,8 @@ pub const LONGEST_LOG_LINE: usize = 8 << 10;
 pub struct Tail {
     keep: usize,
     ring: Mutex<Ring>,
+    /// Cancelled once the tree is gone, which then writes no more.
+    pub(super) gone: CancellationToken,
 }
 
 #[derive(Debug, Default)]
@@ -54,6 +58,7 @@ impl Tail {
         Self {
             keep,
             ring: Mutex::default(),
+            gone: CancellationToken::new(),
         }
     }
 
@@ -154,9 +159,16 @@ impl Lines {
     }
 }
 
-/// Reads both pipes until their ends, however much comes, even if `tail` keeps nothing. What arrives first is read
-/// first. Of what arrives between two looks, nobody knows the order: then stdout goes first, and neither keeps the
-/// other waiting.
+/// Once the tree is gone, the pipes are read until nothing has come for so long. Only a process outside the tree that
+/// got a descriptor can keep them open.
+const SILENCE: Duration = Duration::from_millis(500);
+
+/// Two pipes hold no more than this when the tree is gone, unless the command made them larger.
+const LEFT_MOST: usize = 2 * (64 << 10);
+
+/// Reads both pipes until their ends, however much comes, even if `tail` keeps nothing; once the tree is gone, only
+/// what it left in them, however long a busy host takes for that. What arrives first is read first. Of what arrives
+/// between two looks, nobody knows the order: then stdout goes first, and neither keeps the other waiting.
 pub(super) async fn drain<A, B>(
     mut stdout: Option<A>,
     mut stderr: Option<B>,
@@ -177,8 +189,9 @@ pub(super) async fn drain<A, B>(
     // Small enough that the lines of one chunk do not hold a worker for long.
     let mut chunk = vec![0; 8 << 10];
     let mut stdout_was_read = false;
-    while stdout.is_some() || stderr.is_some() {
-        let (from, n) = poll_fn(|cx| {
+    let mut left = LEFT_MOST;
+    while left > 0 && (stdout.is_some() || stderr.is_some()) {
+        let read = poll_fn(|cx| {
             let order = if stdout_was_read { [1, 0] } else { [0, 1] };
             for from in order {
                 let read = match from {
@@ -191,8 +204,19 @@ pub(super) async fn drain<A, B>(
             }
             stdout_was_read = false;
             Poll::Pending
-        })
-        .await;
+        });
+        let silence = async {
+            tail.gone.cancelled().await;
+            tokio::time::sleep(SILENCE).await;
+        };
+        let (from, n) = tokio::select! {
+            biased;
+            read = read => read,
+            () = silence => break,
+        };
+        if tail.gone.is_cancelled() {
+            left = left.saturating_sub(n);
+        }
         stdout_was_read = from == 0;
         if n > 0 {
             let stream = if from == 0 {
@@ -324,6 +348,19 @@ mod tests {
             () = reading => unreachable!("it is endless"),
             total = seen => assert!(total < 1_000_000),
         }
+    }
+
+    /// A process outside the tree has the other ends.
+    #[tokio::test]
+    async fn once_the_tree_is_gone_only_what_it_left_is_read() {
+        use tokio::io::{AsyncWriteExt as _, empty, repeat};
+        let tail = Tail::new(100);
+        tail.gone.cancel();
+        drain(Some(repeat(b'x')), Some(empty()), &tail, false, "j", "r").await;
+        let (mut other, pipe) = tokio::io::duplex(100);
+        other.write_all(b"left").await.expect("room");
+        drain(Some(pipe), Some(empty()), &tail, false, "j", "r").await;
+        assert!(tail.since(0).bytes.ends_with(b"xleft"));
     }
 
     #[test]

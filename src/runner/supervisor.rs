@@ -10,7 +10,7 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    DRAIN, LEFT_MOST, Order, RunEnd, State, Tail,
+    Order, RunEnd, State, Tail,
     children::{OwnChild, childless},
     orphans::Orphans,
 };
@@ -109,7 +109,8 @@ impl Supervisor {
         if reported.gone.is_none() {
             self.guard_is_gone(&mut reported).await;
         }
-        self.finish_output().await;
+        self.tail.gone.cancel();
+        while self.drains.join_next().await.is_some() {}
         let end = self.end(reported);
         if let Some(recorder) = &self.recorder {
             recorder.write(&Line::Ran {
@@ -296,25 +297,6 @@ impl Supervisor {
             reported.failed = Some((error, Some(cause)));
         }
         reported.gone = Some((0, at, Usage::default()));
-    }
-
-    /// Reads what is in the pipes still, however long a busy host takes for it, but not for ever: a process outside the
-    /// tree may go on writing.
-    async fn finish_output(&mut self) {
-        let mut read = self.tail.total();
-        let most = read + LEFT_MOST;
-        let drains = &mut self.drains;
-        while tokio::time::timeout(DRAIN, async { while drains.join_next().await.is_some() {} })
-            .await
-            .is_err()
-        {
-            let before = std::mem::replace(&mut read, self.tail.total());
-            if read == before || read >= most {
-                debug!(job = %self.job, run = %self.run_id, "a process outside the run still holds its output open");
-                drains.abort_all();
-                break;
-            }
-        }
     }
 
     fn end(&self, reported: Reported) -> RunEnd {
