@@ -32,13 +32,17 @@ function ownCgroup() {
   }
 }
 function endCgroup(dir) {
-  try {
-    writeFileSync(join(dir, 'cgroup.kill'), '1');
-    for (const e of readdirSync(dir, { withFileTypes: true })) if (e.isDirectory()) rmdirSync(join(dir, e.name));
-    rmdirSync(dir);
-  } catch {
-    // Something in it is still dying; an empty one does no harm.
+  writeFileSync(join(dir, 'cgroup.kill'), '1');
+  for (let tries = 0; tries < 100; tries += 1) {
+    try {
+      for (const e of readdirSync(dir, { withFileTypes: true })) if (e.isDirectory()) rmdirSync(join(dir, e.name));
+      return rmdirSync(dir);
+    } catch {
+      // Something in it is still dying.
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 20);
+    }
   }
+  return undefined;
 }
 
 /** Starts all of it with this build of soloist, and the jobs of this file. */

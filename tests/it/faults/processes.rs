@@ -64,6 +64,8 @@ fn ms(ns: i64) -> i64 {
 fn taken_over_after_sigkill(plan: Plan) {
     let mut fleet = plan
         .default("grace", "\"50ms\"")
+        // The guard tells the end long before it lapses, also on a busy host.
+        .default("lease", "\"6s\"")
         .witness("long", STUBBORN, "on_crash = \"rerun\"\nmax_attempts = 5")
         .start();
     for round in 0..3 {
@@ -1044,7 +1046,8 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
     let Some(freezer) = TestCgroup::new() else {
         return skip("no cgroup v2 that we may write to");
     };
-    let other = fleet(1).witness("b", ENDLESS, "").start();
+    let other = fleet(1).sqlite().default("lease", "\"1m\"");
+    let other = other.witness("b", ENDLESS, "").start();
     let (_, stays) = wait_tree(&other, "b");
     let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
     let (_, run) = wait_tree(&fleet, "a");
