@@ -152,7 +152,7 @@ pub struct Told {
     /// [`Rules::after`] ends were bad.
     pub bad: bool,
     /// Whose bad end counted last. It counts once: of an attempt that was told because a pause held the next one back,
-    /// that one may end as badly.
+    /// that one may end as badly. A success of an older occurrence, which took longer, makes nothing good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<Occurrence>,
     /// When a change was last told, oldest first: at most [`PROMPT`].
@@ -171,6 +171,9 @@ pub struct Held {
     pub changes: u64,
     /// What the last of them was.
     pub kind: Kind,
+    /// The run that made it bad last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_bad: Option<Box<RunRecord>>,
 }
 
 /// Something that a channel is to be told.
@@ -183,8 +186,10 @@ pub struct Verdict {
     /// So many bad ends in a row, and since when.
     pub streak: u64,
     pub since: i64,
-    /// If it is flapping: how often the state changed.
+    /// If it is flapping: how often the state changed, which run made it bad last, and when the next summary may come.
     pub changes: u64,
+    pub last_bad: Option<Box<RunRecord>>,
+    pub again_at: Option<i64>,
 }
 
 /// The name of a record among those of its job. A run may get a second record, with another outcome.
@@ -380,6 +385,8 @@ impl Notes {
                     streak: told.streak,
                     since,
                     changes: 0,
+                    last_bad: None,
+                    again_at: None,
                 });
             }
             out.extend(told.passes(channel, rules, self.overdue, now));
@@ -470,6 +477,7 @@ impl Told {
                 self.bad = true;
                 (kind, self.streak, self.since)
             }
+            None if self.counted > Some(r.occurrence) => return None,
             None => {
                 let (streak, since) = (self.streak, self.since);
                 (self.streak, self.counted) = (0, None);
@@ -482,6 +490,9 @@ impl Told {
         if let Some(held) = &mut self.held {
             held.changes += 1;
             held.kind = kind;
+            if self.bad {
+                held.last_bad = Some(r.clone().into());
+            }
             return None;
         }
         if kind == Kind::Recovered && !rules.on.contains(&kind) {
@@ -494,6 +505,7 @@ impl Told {
                 until: now + SETTLED_MS,
                 changes: 1,
                 kind,
+                last_bad: self.bad.then(|| r.clone().into()),
             });
             return None;
         }
@@ -505,6 +517,8 @@ impl Told {
             streak,
             since,
             changes: 0,
+            last_bad: None,
+            again_at: None,
         })
     }
 
@@ -516,12 +530,14 @@ impl Told {
             return None;
         }
         let (changes, since, last) = (held.changes, held.since, held.kind);
+        let last_bad = held.last_bad.take();
         let pause = (held.until - held.since).saturating_mul(2).min(SELDOM_MS);
         *held = Held {
             since: now,
             until: now + pause,
             changes: 0,
             kind: last,
+            last_bad: None,
         };
         if changes == 1 && last == Kind::Recovered && !rules.on.contains(&last) {
             return None;
@@ -534,6 +550,8 @@ impl Told {
             streak: self.streak,
             since,
             changes,
+            last_bad,
+            again_at: (changes > 1).then_some(held.until),
         })
     }
 }
@@ -638,6 +656,9 @@ pub struct Item {
     pub since: i64,
     #[serde(default)]
     pub changes: u64,
+    /// When the next summary may come, Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub again_at: Option<i64>,
     pub zone: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<i64>,
@@ -669,6 +690,7 @@ impl Item {
             streak: 0,
             since,
             changes: 0,
+            again_at: None,
             zone: "UTC".to_owned(),
             next: None,
             expected: None,

@@ -581,10 +581,11 @@ impl Keeper {
                     Kind::Overdue => within,
                     _ => None,
                 };
+                let run = verdict.last_bad.as_deref().map(|r| text::about(r, ""));
                 let item = Item {
                     expected,
                     never: notes.success.is_none(),
-                    ..text::item(name, watched.job, &verdict, None, now)
+                    ..text::item(name, watched.job, &verdict, run, now)
                 };
                 self.tell(&mut changes, &verdict.channel, item, (heard, now));
             }

@@ -127,6 +127,7 @@ fn a_single_held_change_is_told_to_those_who_want_it() {
                 until: 60_000,
                 changes: 0,
                 kind: Kind::Failed,
+                last_bad: None,
             }),
             ..Told::default()
         };
@@ -537,6 +538,43 @@ fn each_bad_outcome_has_its_kind() {
         let others: Vec<Kind> = ALL.into_iter().filter(|other| *other != kind).collect();
         assert_eq!(told(&rules(&others, 1), &[(1, outcome)], 2), []);
     }
+}
+
+/// With `overlap = "allow"` an older run may end after a newer one.
+#[test]
+fn an_older_run_that_ends_late_does_not_make_a_newer_bad_end_good() {
+    let all = rules(&ALL, 1);
+    let mut notes = Notes::new(0);
+    let mut kinds = |at, outcome| {
+        let verdicts = notes.judge([("ops", &all)].into_iter(), &ended(at, outcome, 5), 99_000);
+        verdicts.iter().map(|v| v.kind).collect::<Vec<_>>()
+    };
+    assert_eq!(kinds(30, Failed), [Kind::Failed]);
+    assert_eq!(kinds(15, Succeeded), []);
+    assert_eq!(kinds(45, Succeeded), [Kind::Recovered]);
+}
+
+#[test]
+fn a_summary_has_the_last_bad_end_and_says_when_the_next_one_comes() {
+    let all = rules(&ALL, 1);
+    let channels = || [("ops", &all)].into_iter();
+    let mut notes = Notes::new(0);
+    for (at, outcome) in [
+        (1, Failed),
+        (2, Succeeded),
+        (3, Failed),
+        (4, Succeeded),
+        (5, TimedOut),
+        (6, Succeeded),
+    ] {
+        let _ = notes.judge(channels(), &ended(at, outcome, 5), at * 1000);
+    }
+    let [summary] = &notes.passes(channels(), None, 63_000)[..] else {
+        panic!("one summary");
+    };
+    assert_eq!((summary.kind, summary.changes), (Kind::Flapping, 4));
+    assert_eq!(summary.last_bad.as_deref(), Some(&ended(5, TimedOut, 5)));
+    assert_eq!(summary.again_at, Some(183_000));
 }
 
 #[test]

@@ -76,7 +76,11 @@ pub(super) fn of_item(item: &Item, s: &Surroundings, alone: bool) -> Details {
             "UTC" => String::new(),
             _ => format!(" ({})", words::instant(at)),
         };
-        line("occurrence", &format!("{}{utc}", local(at)));
+        let name = match item.kind {
+            Kind::Flapping => "last bad",
+            _ => "occurrence",
+        };
+        line(name, &format!("{}{utc}", local(at)));
         line("outcome", &outcome(run));
         if let Some(error) = run.error.as_deref().or(unsaid(run.outcome)) {
             line("error", error);
@@ -118,6 +122,10 @@ pub(super) fn of_item(item: &Item, s: &Surroundings, alone: bool) -> Details {
                 number(item.changes)
             );
             line("changes", &text);
+            if let Some(at) = item.again_at {
+                let text = format!("the next one comes on {} at the earliest", local(at));
+                line("summary", &text);
+            }
         }
         _ if item.bad && item.streak > 1 => {
             let (since, ends) = (local(item.since), ends(item.streak));

@@ -99,6 +99,7 @@ pub(in crate::notify) fn item(
     Item {
         streak: verdict.streak,
         changes: verdict.changes,
+        again_at: verdict.again_at,
         zone: job.map_or("UTC", |job| &*job.timezone).to_owned(),
         next: job.and_then(|job| next(job, None, now)),
         lacked: job.is_none(),

@@ -70,6 +70,8 @@ fn one(kind: Kind, bad: bool, run: Option<(Outcome, &str)>) -> Item {
         streak: u64::from(bad && run.is_some()),
         since: 1_795_233_601_252,
         changes: 0,
+        last_bad: None,
+        again_at: None,
     };
     let run = run.map(|(outcome, output)| about(&record(outcome), output));
     let job = job();
@@ -133,7 +135,8 @@ fn the_page_has_each_kind_of_message() {
     paused.next = None;
     let mut lacked = failed.clone();
     (lacked.lacked, lacked.zone, lacked.next) = (true, "UTC".to_owned(), None);
-    let mut flapping = one(Kind::Flapping, true, None);
+    let mut flapping = one(Kind::Flapping, true, Some((Outcome::Failed, "")));
+    flapping.again_at = Some(NOW + 120_000);
     flapping.since = NOW - 120_000;
     flapping.changes = 37;
     let mut many = Message::new(failed.clone(), "ops", NOW);
