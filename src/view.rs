@@ -483,7 +483,8 @@ pub(crate) struct JobView {
     /// Those of `triggers` that nobody may start any more: they are recorded as missed once an instance may start jobs.
     #[serde(skip_serializing_if = "is_none_of")]
     pub triggers_over: usize,
-    /// The fleet registered, or runs, another definition than the caller's configuration has.
+    /// The fleet registered, or runs, another definition than the caller's configuration has, and a live instance may
+    /// have that one.
     pub other_definition: bool,
     /// The lease of an active run was not renewed for its whole length, so its holder is probably gone.
     pub lapsed: bool,
@@ -884,6 +885,13 @@ pub(crate) fn status(
 ) -> StatusView {
     let clock = Clock::of(fleet, now);
     let now = clock.now;
+    let instances = instances(fleet, &config.digest, clock, |job| states.get(job));
+    let others = others_differ(&instances, &config.digest);
+    let view = |j: &Arc<Job>| {
+        let mut view = job(&j.name, Some(j), states.get(&j.name), now, incarnation);
+        view.other_definition &= others;
+        view
+    };
     StatusView {
         store: store.to_owned(),
         namespace: config.store.namespace.clone(),
@@ -893,12 +901,8 @@ pub(crate) fn status(
         nobody_believes: clock.nobody_believes,
         config: config.digest.clone(),
         epoch: epoch(fleet, now),
-        instances: instances(fleet, &config.digest, clock, |job| states.get(job)),
-        jobs: config
-            .jobs
-            .values()
-            .map(|j| job(&j.name, Some(j), states.get(&j.name), now, incarnation))
-            .collect(),
+        jobs: config.jobs.values().map(view).collect(),
+        instances,
         notifier_lacks: None,
     }
 }
@@ -948,6 +952,12 @@ pub(crate) fn instances<'s>(
             draining: fleet.is_draining(id, info),
         })
         .collect()
+}
+
+/// A live instance has another configuration than the caller: a definition in the store that the caller does not have
+/// may be that one's. Otherwise only an instance that is gone had it.
+pub(crate) fn others_differ(instances: &[InstanceView], ours: &str) -> bool {
+    instances.iter().any(|i| !i.silent && i.config != ours)
 }
 
 /// The configuration that most instances have; if several are equally frequent, ours, or else always the same one of

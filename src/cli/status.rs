@@ -449,6 +449,25 @@ mod tests {
         }
     }
 
+    /// An instance that is gone leaves its definition in the store: nobody has it any more.
+    #[test]
+    fn another_definition_is_that_of_a_living_instance() {
+        let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\n";
+        let config = crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap();
+        let state = State {
+            definition: "another".to_owned(),
+            ..State::default()
+        };
+        let states = HashMap::from([(JobName::new("draw"), state)]);
+        for (seen, says) in [(NOW, true), (NOW - 60_000, false)] {
+            let own = info(NOW, &config.digest, 0.0);
+            let instances = [("a", own), ("b", info(seen, "x", 0.0))];
+            let fleet = Fleet::of(instances.map(|(id, info)| (InstanceId::new(id), info)));
+            let s = view::status(&config, "x", &fleet, &states, NOW, "i");
+            assert_eq!(render(&s).contains("another definition"), says);
+        }
+    }
+
     #[test]
     fn status_says_that_all_instances_drain() {
         let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\n";

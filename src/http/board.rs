@@ -249,6 +249,8 @@ pub(super) struct Inner {
     pulse: Pulse,
     /// As they were last shown.
     instances: Vec<InstanceView>,
+    /// See [`view::others_differ`].
+    others_differ: bool,
     shown: Option<Boottime>,
     /// When jobs were last observed, Unix ms of the store's clock.
     as_of: Option<i64>,
@@ -278,6 +280,8 @@ struct Entry {
     job: Job,
     /// The incarnation of the store that its state is from.
     incarnation: Arc<str>,
+    /// As of [`Inner`].
+    others_differ: bool,
     due: Option<i64>,
 }
 
@@ -318,6 +322,7 @@ impl Board {
                 ring: Ring::new(),
                 pulse: Pulse::default(),
                 instances: vec![],
+                others_differ: false,
                 shown: None,
                 as_of: None,
                 failed: None,
@@ -863,6 +868,7 @@ impl Inner {
                 .entry(name.clone())
                 .or_insert_with(|| Box::new(Entry::new(name, Some(job), now)));
             e.definition = Some(job.clone());
+            e.others_differ = self.others_differ;
             e.job.elsewhere = false;
             if let Some(at) = e.due.take() {
                 self.due.remove(&(at, name.clone()));
@@ -930,6 +936,25 @@ impl Inner {
             self.ring.push(now, Kind::Instances);
         }
         self.instances = views;
+        self.compare_definitions();
+    }
+
+    /// Shows the jobs of which an instance has another definition that came, or has gone.
+    fn compare_definitions(&mut self) {
+        let differ = view::others_differ(&self.instances, &self.config.digest);
+        if std::mem::replace(&mut self.others_differ, differ) == differ {
+            return;
+        }
+        let (now, config) = (self.clock().now, self.config.clone());
+        let others = |inner: &Self| -> Vec<JobName> {
+            let all = inner.each().filter(|job| job.view.other_definition);
+            all.map(|job| job.view.job.clone()).collect()
+        };
+        let before = others(self);
+        self.configure(&config);
+        for name in before.into_iter().chain(others(self)) {
+            self.ring.push(now, Kind::Job(name));
+        }
     }
 
     fn lacks(&mut self, lacks: Option<LacksView>, at: i64) {
@@ -1025,6 +1050,7 @@ impl Entry {
                 late_typical_ms: None,
             },
             incarnation: "".into(),
+            others_differ: false,
             due: None,
         }
     }
@@ -1145,6 +1171,7 @@ impl Entry {
         if !observed {
             view.lapsed = lapsed && !view.running.is_empty();
         }
+        view.other_definition &= self.others_differ;
         view.unreadable = self.unreadable.clone();
         view.look_at_records(last(&self.job.recent));
         let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
@@ -1424,6 +1451,49 @@ mod tests {
                 assert_eq!(up.len(), 1, "{told}");
                 assert_eq!(up[0]["instance"], "a");
             }
+        }
+    }
+
+    /// An instance that is gone leaves its definition in the store: nobody has it any more.
+    #[test]
+    fn another_definition_is_shown_while_a_living_instance_may_have_it() {
+        let text = "[jobs.a]\nschedule = '@daily'\ncommand = 'x'\n";
+        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
+        let config = config.expect("valid");
+        let ours = config.digest.clone();
+        let board = Board::new(Arc::new(config), "redis://x", own());
+        let mut inner = board.inner.write();
+        let now = 1_000_000;
+        let instances = |other: i64| {
+            [(own(), now, &*ours), (InstanceId::new("b"), other, "x")].map(|(id, seen, config)| {
+                let config = config.to_owned();
+                let info = Info {
+                    seen,
+                    config,
+                    ..Info::default()
+                };
+                (id, info)
+            })
+        };
+        let state = State {
+            definition: "another".to_owned(),
+            ..State::default()
+        };
+        let found = || Found {
+            name: JobName::new("a"),
+            state: Ok(Some(state.clone())),
+            records: None,
+        };
+        for (seen, shown) in [(now, true), (now - 60_000, false), (now, true)] {
+            let told = inner.ring.latest();
+            inner.beats(Pulse {
+                fleet: Some(answer(Fleet::of(instances(seen)), now)),
+                ..Pulse::default()
+            });
+            inner.take(vec![found()], now, "".into());
+            let job = inner.each().next().expect("a job");
+            assert_eq!(job.view.other_definition, shown);
+            assert!(inner.ring.latest() > told, "it is told");
         }
     }
 
