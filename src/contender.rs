@@ -42,7 +42,7 @@ use crate::{
         backoff::Throttle,
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
-        contest::{Absence, Account, Changes, EpochName, Halt, JobState, Me, Told},
+        contest::{Absence, Account, Changes, Halt, JobState, Me},
         waits::Waits,
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
@@ -302,7 +302,7 @@ impl Contender {
         }
         if job.enabled {
             let absence = gone.remove(&job.name).map(|gone| gone.absence);
-            state.comes_back(absence.unwrap_or_else(Absence::none), now);
+            state.comes_back(absence.unwrap_or_default(), now);
         } else {
             state.owes(owed);
         }
@@ -332,7 +332,11 @@ impl Contender {
             let gone = gone.or_insert_with(|| Gone::new(Absence::default()));
             (gone.memory, gone.newest) = (e.state.memory(), e.state.newest());
             if e.state.definition.enabled {
-                (gone.absence, gone.recording) = (Absence::default(), now.is_some());
+                gone.absence = Absence {
+                    began: Some(Boottime::now()),
+                    ..Absence::default()
+                };
+                gone.recording = now.is_some();
             }
             drop(all);
             // The job may return while a grant for it is still on its way here.
@@ -372,26 +376,9 @@ impl Contender {
             .collect()
     }
 
-    /// The jobs that this instance does not have enabled any more, and of which the store has not been told so. A claim
-    /// that is still on its way would contradict that: those jobs come later.
-    pub fn gone(&self) -> Vec<JobName> {
-        let gone = self.gone.lock();
-        let untold = gone
-            .iter()
-            .filter(|(_, gone)| gone.absence.told == Told::No);
-        let all: Vec<JobName> = untold.map(|(job, _)| job.clone()).collect();
-        drop(gone);
-        let asks = |job: &JobName| self.account(job, |a| a.has_unanswered_claims());
-        all.into_iter()
-            .filter(|job| asks(job) != Some(true))
-            .collect()
-    }
-
-    /// The store has been told that this instance does not have the job enabled.
-    pub fn told_gone(&self, job: &JobName, epoch: &Epoch) {
-        self.gone_now(job, |gone| {
-            gone.absence.told = Told::In(EpochName::of(epoch));
-        });
+    /// A claim for the job is still on its way: it would contradict that this instance does not have the job enabled.
+    pub fn has_unanswered_claims(&self, job: &JobName) -> bool {
+        self.account(job, |a| a.has_unanswered_claims()) == Some(true)
     }
 
     /// What was undecided of the job is recorded, or cannot be.

@@ -9,10 +9,9 @@ use crate::{
     clock::Boottime,
     config::Job,
     logic::{
-        claim::{Control, Register, Registration, State},
+        claim::{Register, Registration, State},
         contest::JobState,
     },
-    model::JobName,
     store::{self, Reply},
 };
 
@@ -27,11 +26,10 @@ impl Contender {
     /// The store's. Jobs that were registered before the error stay registered.
     pub async fn register(self: &Arc<Self>, epoch: &Epoch) -> Result<usize, store::Error> {
         if self.clock.doubt_us().is_some() {
-            // The store decides nothing now, and nobody could contradict an absence.
+            // The store decides nothing now.
             let left = self.lock();
             return Ok(left.values().filter(|e| !e.state.is_registered()).count());
         }
-        self.tell_absences(epoch).await?;
         let now = Boottime::now();
         let mut left = 0;
         let mut todo = vec![];
@@ -51,24 +49,6 @@ impl Contender {
             left += self.register_these(chunk, epoch).await?;
         }
         Ok(left)
-    }
-
-    /// Tells the store of jobs that are back before it heard, in this epoch, that this instance was without them.
-    async fn tell_absences(&self, epoch: &Epoch) -> Result<(), store::Error> {
-        let back: Vec<JobName> = (self.lock().iter())
-            .filter(|(_, e)| e.state.has_to_tell_absence(epoch))
-            .map(|(job, _)| job.clone())
-            .collect();
-        for job in back {
-            match self.store.control(&job, &Control::Off).await {
-                Ok(reply) => self.note_clock(&reply),
-                Err(e) if e.is_transient() => return Err(e),
-                // Registering the job says why.
-                Err(_) => {}
-            }
-            self.state(&job, |s| s.told_absence(epoch, Boottime::now()));
-        }
-        Ok(())
     }
 
     /// How long until there is a job to register in `epoch`. None: all jobs are registered.

@@ -23,15 +23,16 @@ use crate::{
         contest::{EpochChange, EpochWatch},
         drain::Drain,
     },
-    model::{InstanceId, JobName},
+    model::InstanceId,
     store::{self, Beat, Fleet, Info, LIVE_WITHIN_MS, OUTAGES_KEPT, Outage, Problem, Reply},
     view::{wait_in_words, waits_since},
 };
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The live instances, and the configuration of this one, must be the same for this long before this one says which
-/// jobs it lacks: after a restart of the whole fleet the first instance is alone for a while.
+/// After a change of the live instances this one waits for so long before it says again which jobs it lacks: one that
+/// has such a job may be started again.
 const STEADY_FOR: Duration = Duration::from_secs(15);
+const AT_ONCE: Boottime = Boottime(0);
 /// Time between two warnings that this host's clock is far from the store's.
 const APART_AGAIN: Duration = Duration::from_secs(3600);
 /// Time between two warnings that the store does not answer.
@@ -80,14 +81,14 @@ pub(super) struct FleetTask {
     outages: VecDeque<Outage>,
     warned: Throttle,
     drain: Drain,
-    /// The live instances, and the configuration of this one.
-    steady: Option<(Vec<InstanceId>, String)>,
-    /// Since when they are the same.
-    steady_since: Option<Boottime>,
+    /// The live instances.
+    here: Vec<InstanceId>,
+    /// The configuration of this instance.
+    config: String,
+    /// When this one is to say which jobs it lacks; None: it has said so.
+    mark_at: Option<Boottime>,
     /// How many rounds in a row found all jobs registered.
     registered_rounds: u32,
-    /// The jobs that this instance lacks were marked as off, since `steady` changed.
-    marked: bool,
     /// Heartbeats until the next check of the jobs whose watermark lies in the future.
     rounds_to_recheck: u32,
     /// The incarnation whose settings were checked last, and when.
@@ -134,10 +135,10 @@ impl FleetTask {
             outages: VecDeque::new(),
             warned: Throttle::default(),
             drain: Drain::No,
-            steady: None,
-            steady_since: None,
+            here: vec![],
+            config: String::new(),
+            mark_at: None,
             registered_rounds: 0,
-            marked: false,
             rounds_to_recheck: RECHECK_ROUNDS,
             checked: None,
             problems: vec![],
@@ -155,12 +156,14 @@ impl FleetTask {
 
     pub(super) async fn run(mut self) {
         let mut events = self.contender.store.events();
+        let mut reloads = self.loaded.subscribe();
         let mut next = HEARTBEAT;
         loop {
             if self.beat().await {
                 self.give_drain_back().await;
                 let left = match self.epoch.known().cloned() {
                     Some(epoch) if self.is_reliable(&epoch.incarnation).await => {
+                        self.mark().await;
                         self.register(&epoch).await
                     }
                     _ => Ok(0),
@@ -171,9 +174,6 @@ impl FleetTask {
                 };
                 if self.registered_rounds == TRIM_AFTER_ROUNDS {
                     config::trim_memory();
-                }
-                if matches!(left, Ok(0)) {
-                    self.mark().await;
                 }
                 self.rounds_to_recheck -= 1;
                 if self.rounds_to_recheck == 0 {
@@ -209,6 +209,7 @@ impl FleetTask {
             tokio::select! {
                 () = tokio::time::sleep(next) => {}
                 () = self.contender.registration_due.notified() => {}
+                _ = reloads.changed() => {}
                 () = drain_hint(&mut events) => {}
                 () = self.finish.cancelled() => break,
             }
@@ -390,19 +391,17 @@ impl FleetTask {
         reliable
     }
 
-    /// Marks jobs in the store that this instance does not have enabled, once it has been alone with the same instances
-    /// and the same configuration for a while: after a restart of the whole fleet the others start a little later. An
-    /// instance that has such a job enabled contradicts. When a marked job comes back, what was planned meanwhile is
-    /// not caught up.
+    /// Marks the jobs in the store that this instance does not have enabled as off: at its start and after a reload at
+    /// once, and after a change of the fleet once it is steady. An instance that has such a job enabled contradicts.
+    /// When a marked job comes back, what was planned meanwhile is not caught up.
     async fn mark(&mut self) {
-        if !self.mark_gone().await {
-            return;
-        }
-        let long = (self.steady_since).is_some_and(|at| Boottime::now().since(at) >= STEADY_FOR);
-        if !long || self.marked {
-            return;
-        }
         let contender = &self.contender;
+        // In doubt the store decides nothing, and nobody could contradict.
+        if self.mark_at.is_none_or(|at| Boottime::now() < at)
+            || contender.clock.doubt_us().is_some()
+        {
+            return;
+        }
         let all = match contender.store.jobs().await {
             Ok(all) => all,
             // The next heartbeat tries again.
@@ -418,40 +417,28 @@ impl FleetTask {
             }
         };
         let enabled = contender.enabled();
+        let mut left = false;
         for job in all.iter().filter(|job| !enabled.contains(*job)) {
-            if !self.mark_off(job, false).await {
-                return;
+            if contender.has_unanswered_claims(job) {
+                left = true;
+                continue;
             }
-        }
-        self.marked = true;
-    }
-
-    /// Marks the jobs that a reload has removed or disabled. False: the next heartbeat tries again.
-    async fn mark_gone(&self) -> bool {
-        for job in self.contender.gone() {
-            if !self.mark_off(&job, true).await {
-                return false;
-            }
-            if let Some(epoch) = self.epoch.known() {
-                self.contender.told_gone(&job, epoch);
-            }
-        }
-        true
-    }
-
-    /// `aloud`: a reload has done it. At other times a fleet whose files differ would log this again and again.
-    async fn mark_off(&self, job: &JobName, aloud: bool) -> bool {
-        match self.contender.store.control(job, &Control::Off).await {
-            Ok(reply) => {
-                note_clock(&self.contender.clock, &reply);
-                if reply.value == Controlled::Done && aloud {
-                    info!(%job, "this instance does not have this job enabled any more: if no other one has it, \
-                    nobody will catch up its undecided occurrences");
+            match contender.store.control(job, &Control::Off).await {
+                Ok(reply) => {
+                    note_clock(&contender.clock, &reply);
+                    // A fleet whose files differ would log this at each of its changes.
+                    if reply.value == Controlled::Done && self.mark_at == Some(AT_ONCE) {
+                        info!(%job, "this instance does not have this job enabled: if no other one has it, nothing that \
+                        is planned from now on is caught up");
+                    }
                 }
-                true
+                Err(e) if e.is_transient() => return,
+                // A refusal would be repeated for ever.
+                Err(_) => {}
             }
-            // A refusal would be repeated for ever.
-            Err(e) => !e.is_transient(),
+        }
+        if !left {
+            self.mark_at = None;
         }
     }
 
@@ -526,13 +513,12 @@ impl FleetTask {
                 warn!(epoch = %incarnation, "the store was restarted, or lost or changed its data, and another \
                 instance has already waited");
                 self.contender.resync();
-                self.steady = None;
+                self.mark_at = Some(AT_ONCE);
             }
             EpochChange::Replaced => {
                 warn!(epoch = %incarnation, "{}", self.wait(fleet, now, false));
                 self.contender.resync();
-                // The other instances may come a little later, as after a restart of the whole fleet.
-                self.steady = None;
+                self.mark_at = Some(AT_ONCE);
             }
             EpochChange::Opened => {
                 info!(
@@ -593,14 +579,14 @@ impl FleetTask {
         contender.set_live(live.into());
         let here = fleet.instances.iter();
         let here = here.filter(|(_, i)| i.seen.abs_diff(now) <= LIVE_WITHIN_MS as u64);
-        let steady = Some((
-            here.map(|(id, _)| id.clone()).collect(),
-            self.loaded.borrow().digest.clone(),
-        ));
-        if self.steady != steady {
-            self.steady = steady;
-            (self.steady_since, self.marked) = (Some(reply.received), false);
+        let here: Vec<InstanceId> = here.map(|(id, _)| id.clone()).collect();
+        let config = self.loaded.borrow().digest.clone();
+        if self.config != config {
+            (self.config, self.mark_at) = (config, Some(AT_ONCE));
+        } else if self.here != here && self.mark_at != Some(AT_ONCE) {
+            self.mark_at = Some(reply.received + STEADY_FOR);
         }
+        self.here = here;
         let drained = self.drain.is_on();
         let shown = fleet.drains.contains(&contender.me.instance);
         self.drain.learn(shown, change == EpochChange::Replaced);

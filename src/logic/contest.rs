@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 
 pub use self::{
     epoch::{Epoch, EpochChange, EpochName, EpochWatch},
-    job::{Absence, Account, Changes, JobState, Next, Registered, Standing, Told},
+    job::{Absence, Account, Changes, JobState, Next, Registered, Standing},
     queue::{Due, Segment, unfold},
     rank::rank,
 };

@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, Plan, each_second, fleet, occurrence_ms},
+    fleet::{Fleet, Instance, LATE_RATHER_THAN_SKIPPED, Plan, each_second, fleet, occurrence_ms},
     proxy::Fault,
     test_seconds,
     trace::{ONCE, Run},
@@ -592,6 +592,46 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
     });
     fleet.stop();
     fleet.judge(ONCE, &[], None);
+}
+
+/// The same if instances are started again with another file, instead of reading it again.
+#[test]
+fn what_is_planned_while_a_restart_has_disabled_or_removed_a_job_is_never_run() {
+    for plan in [fleet(2), fleet(1).sqlite()] {
+        let mut fleet = plan.witness("work", "for=5", EVERYTHING).start();
+        let table = each_second("for=5", EVERYTHING);
+        let restart = |fleet: &mut Fleet, lines: Option<&str>| {
+            fleet.stop();
+            fleet.set_job("work", lines);
+            for i in 0..fleet.instances.len() {
+                std::fs::write(&fleet.instances[i].log, "").expect("an empty log");
+                fleet.write_config(i);
+                fleet.instances[i].start();
+            }
+        };
+        for without in [Some(format!("{table}enabled = false\n")), None] {
+            let since = now_us() / 1000;
+            wait_until("it runs", GENEROUS, || {
+                let runs = fleet.trace().runs_of("work");
+                runs.iter().filter(|r| r.occurrence > since).count() >= 2
+            });
+            restart(&mut fleet, without.as_deref());
+            wait_until("the store is told so", GENEROUS, || {
+                let told = |i: &Instance| i.log_text().contains("does not have this job enabled");
+                fleet.instances.iter().any(told)
+            });
+            let from = idle_for(&fleet, 4);
+            let to = now_us() / 1000;
+            restart(&mut fleet, Some(&table));
+            wait_until("it runs again", GENEROUS, || {
+                let runs = fleet.trace().runs_of("work");
+                runs.iter().filter(|r| r.occurrence > to).count() >= 3
+            });
+            nothing_of(&fleet, "work", from, to);
+        }
+        fleet.stop();
+        fleet.judge(ONCE, &[], None);
+    }
 }
 
 /// One instance has not the job any more, the other one has it. Nobody takes it for absent: what is planned while the

@@ -1152,6 +1152,24 @@ fn what_is_owed_begins_with_what_is_known() {
     assert_eq!(off(was_off, Presence::Kept), (T - 9000, 0));
     assert_eq!(off(was_off, Presence::Disabled), (T - 9000, was_off));
     assert_eq!(off(0, Presence::New), (T - 9000, 0));
+    // The store lost that nobody has the job, or all that it knew of it.
+    let other_data = || State {
+        incarnation: "before".to_owned(),
+        ..before("s", T - 1000).expect("one")
+    };
+    for (presence, was_off) in [
+        (Presence::Disabled, T),
+        (Presence::New, 0),
+        (Presence::Kept, 0),
+    ] {
+        let r = Register {
+            presence,
+            ..registration(0)
+        };
+        for state in [None, Some(other_data())] {
+            assert_eq!(registered(state, &r, T).0.off, was_off);
+        }
+    }
     // What is planned after its return is owed, however late the store hears of the return.
     let back = |off| {
         let st = State {

@@ -255,6 +255,14 @@ fn back_at(r: &Register, now: i64) -> i64 {
     }
 }
 
+/// If the store lost what it knew of the job, it lost that nobody has it, too. An instance that has it contradicts.
+fn off(r: &Register, now: i64) -> i64 {
+    match r.presence {
+        Presence::Disabled => now,
+        Presence::New | Presence::Kept => 0,
+    }
+}
+
 /// What the job owes begins after this, if the store knows nothing of it: with what the caller knows to be decided, or
 /// where the caller had not the job, with its return.
 fn owed_after(r: &Register, now: i64) -> i64 {
@@ -296,6 +304,7 @@ fn new(r: &Register, now: i64, incarnation: &str, effects: &mut Effects) -> Stat
         },
         lost_before: r.lost_before,
         first_wait: first && r.waits_since > 0,
+        off: off(r, now),
         ..State::default()
     };
     if st.first_wait {
@@ -316,6 +325,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
     // no more than what instances remembered.
     st.lost_before = st.lost_before.max(r.lost_before);
     st.forget_loss();
+    st.off = st.off.max(off(r, now));
     if r.lost_before > 0 {
         let lost = st.incarnation.is_empty();
         note_loss(st, if lost { LOST_DATA } else { RESTARTED }, now);

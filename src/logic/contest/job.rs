@@ -241,43 +241,15 @@ pub struct Changes {
 /// A time in which an instance is without a job: it is not in its configuration, or disabled.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Absence {
-    pub told: Told,
+    pub began: Option<Boottime>,
     /// What was undecided when it began. Ascending.
     pub owed: Vec<Missed>,
     /// When it ended, Unix ms; 0: that is not known.
     pub until: i64,
 }
 
-/// Whether the store has been told that an instance is without a job. An instance that has the job contradicts: what
-/// was planned during the absence is owed if one does.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub enum Told {
-    #[default]
-    No,
-    In(EpochName),
-    /// The instance did not have the job before: it knows of no absence.
-    NotNeeded,
-}
-
-impl Absence {
-    /// Of a job that is new.
-    pub fn none() -> Self {
-        Self {
-            told: Told::NotNeeded,
-            ..Self::default()
-        }
-    }
-    /// The store, as it is in `epoch`, does not know of it.
-    fn is_untold_in(&self, epoch: &Epoch) -> bool {
-        match &self.told {
-            Told::No => true,
-            Told::In(of) => *of != EpochName::of(epoch),
-            Told::NotNeeded => false,
-        }
-    }
-}
-
-/// How long others have time to contradict.
+/// When an instance is without a job, it says so to the store, and an instance that has the job contradicts: what was
+/// planned during the absence is owed if one does. So long others have time for that before the job may be back.
 pub(super) const CONTRADICTION: Duration = Duration::from_millis(1500);
 
 /// A trigger that waits.
@@ -364,8 +336,6 @@ pub struct JobState {
     told_presence: bool,
     /// This instance was without the job before, and the store has not been told yet that it is back.
     absence: Option<Box<Absence>>,
-    /// The store was told of the absence only when the job was back: others contradict until then.
-    contradicted_by: Boottime,
     changes: Changes,
 }
 
@@ -394,7 +364,6 @@ impl JobState {
             told_triggers: None,
             told_presence: false,
             absence: None,
-            contradicted_by: Boottime(0),
             changes: Changes {
                 changed: 0,
                 to_register: 1,
@@ -453,18 +422,6 @@ impl JobState {
         let until = now.map_or(0, |now| now.0);
         self.absence = Some(Box::new(Absence { until, ..after }));
     }
-    /// The job is back, and the store is still to be told that this instance was without it.
-    pub fn has_to_tell_absence(&self, epoch: &Epoch) -> bool {
-        (self.absence.as_ref()).is_some_and(|absence| absence.is_untold_in(epoch))
-    }
-    /// The store has been told so in `epoch`: the job is registered once the others had time to contradict.
-    pub fn told_absence(&mut self, epoch: &Epoch, now: Boottime) {
-        if let Some(absence) = &mut self.absence {
-            absence.told = Told::In(EpochName::of(epoch));
-            self.contradicted_by = now + CONTRADICTION;
-        }
-    }
-
     /// Replaces the definition by one that is enabled if the old one is; a run that goes on keeps its own. Occurrences
     /// after the returned one are to be planned anew.
     pub fn redefine(
@@ -616,10 +573,8 @@ impl JobState {
 
     /// How long to wait before asking the store to register the job; None: it is registered.
     pub fn register_in(&self, epoch: &Epoch, now: Boottime) -> Option<Duration> {
-        let contradiction = match self.absence {
-            Some(_) => self.contradicted_by.since(now),
-            None => Duration::ZERO,
-        };
+        let began = self.absence.as_ref().and_then(|absence| absence.began);
+        let contradiction = began.map_or(Duration::ZERO, |at| (at + CONTRADICTION).since(now));
         let wait = match self.standing.when()? {
             RegisterWhen::Now => Duration::ZERO,
             RegisterWhen::Refused(at) => (*at + REFUSED_AGAIN).since(now),

@@ -285,32 +285,23 @@ fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
     assert_eq!(says(&state), (Presence::Kept, 0));
 }
 
-/// The store has to know of an absence before the return, and the others need time to contradict.
+/// The store is told of an absence, and the others need time to contradict.
 #[test]
 fn a_job_that_is_back_is_registered_once_the_others_could_contradict() {
     let now = Boottime(9_000_000_000);
-    for (told, has_to_tell) in [
-        (Told::No, true),
-        (Told::In(EpochName::of(&epoch("1"))), true),
-        (Told::In(EpochName::of(&epoch("2"))), false),
-        (Told::NotNeeded, false),
+    for (began, wait) in [
+        (None, Duration::ZERO),
+        (Some(now), CONTRADICTION),
+        (Some(Boottime(now.0 - 1_000_000_000)), CONTRADICTION / 3),
+        (Some(Boottime(0)), Duration::ZERO),
     ] {
         let mut state = JobState::new(job(""), Account::default());
         let absence = Absence {
-            told,
+            began,
             ..Absence::default()
         };
         state.comes_back(absence, None);
-        let epoch = epoch("2");
-        assert_eq!(state.has_to_tell_absence(&epoch), has_to_tell);
-        assert_eq!(state.register_in(&epoch, now), Some(Duration::ZERO));
-        if has_to_tell {
-            state.told_absence(&epoch, now);
-            assert!(!state.has_to_tell_absence(&epoch));
-            assert_eq!(state.register_in(&epoch, now), Some(CONTRADICTION));
-            let later = now + CONTRADICTION;
-            assert_eq!(state.register_in(&epoch, later), Some(Duration::ZERO));
-        }
+        assert_eq!(state.register_in(&epoch("2"), now), Some(wait));
     }
 }
 
@@ -1581,10 +1572,6 @@ fn a_job_is_registered_when_it_was_said() {
     state.register_after_quarantine(&closed("1"), None);
     state.resync();
     assert_eq!(again(&state), Some(Duration::ZERO));
-    // Who was never without the job has nothing to tell of it.
-    state.told_absence(&closed("1"), now);
-    assert!(!state.has_to_tell_absence(&closed("1")));
-    assert_eq!(again(&state), Some(Duration::ZERO));
 }
 
 /// Since the first time in an epoch; what is planned from then on is to be recorded.
@@ -1914,7 +1901,7 @@ fn a_new_schedule_begins_now_and_what_waits_for_its_jitter_stays_owed() {
     assert_eq!(job.redefine(job_of(plain), Some(Occurrence(NOON))), None);
     // Not registered: it is planned when it is.
     let mut new = JobState::new(job_of(plain), Account::default());
-    new.comes_back(Absence::none(), None);
+    new.comes_back(Absence::default(), None);
     assert_eq!(new.redefine(other.clone(), Some(Occurrence(NOON))), None);
     let me = Me {
         instance: InstanceId::new("a"),
