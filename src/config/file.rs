@@ -69,7 +69,8 @@ pub(super) fn read(path: &Path) -> Result<String, Report> {
             "save the file as UTF-8",
         )
     })?;
-    Ok(unmarked(&text).to_owned())
+    // TOML leaves it to the reader which newlines a string of several lines has; a shell knows only this one.
+    Ok(unmarked(&text).replace("\r\n", "\n"))
 }
 
 /// Without the byte order mark that some editors put at the begin: it is no part of the text, and in no column.

@@ -698,6 +698,24 @@ fn a_hint_with_an_example_is_shown_in_full_and_the_secret_nowhere() {
 #[test]
 fn a_byte_order_mark_at_the_begin_is_no_part_of_the_text() {
     let sound = "[jobs.a]\ncommand = 'x'\n";
+/// As an editor of Windows writes it.
+#[test]
+fn a_command_of_several_lines_has_no_carriage_returns() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.toml");
+    let text = "[jobs.a]\r\ncommand = \"\"\"\r\ncd /srv\r\n./backup\r\n\"\"\"\r\n";
+    std::fs::write(&path, text).unwrap();
+    let config = super::load(&path, Sends::All).unwrap_or_else(|r| panic!("{r}"));
+    let command = Command::Shell("cd /srv\n./backup\n".into());
+    assert_eq!(job(&config, "a").command, command);
+    std::fs::write(&path, format!("{text}lease = 5\r\n")).unwrap();
+    let report = super::load(&path, Sends::All).unwrap_err().to_string();
+    assert!(
+        report.contains("jobs.toml:6:9\n") && report.contains("6 | lease = 5\n"),
+        "{report}"
+    );
+}
+
     assert_eq!(good(&format!("\u{feff}{sound}")).digest, good(sound).digest);
     for text in [
         "[store]\nurl = 'redis://me:hunter2@h:x'\n[jobs.a]\ncommand = 'x'\nshedule = 'y'\n",

@@ -644,16 +644,26 @@ fn explain(stage: Stage, errno: i32, spec: &Spec) -> String {
 fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
     let error = io::Error::from_raw_os_error(errno);
     let program = spec.argv.first().map_or("", String::as_str);
+    let mut places = match program.contains('/') {
+        true => "",
+        false => path,
+    }
+    .split(':')
+    .map(|directory| Path::new(directory).join(program));
     match errno {
-        libc::ENOENT if !program.contains('/') => {
-            format!("command `{program}` not found in PATH ({path})")
-        }
-        libc::ENOENT if Path::new(program).exists() => {
-            format!(
-                "command `{program}` exists, but the interpreter named in its first line, or its loader, does not"
-            )
-        }
-        libc::ENOENT => format!("command `{program}` does not exist"),
+        libc::ENOENT => match places.find(|file| file.is_file()) {
+            Some(file) if ends_with_a_carriage_return(&file) => format!(
+                "the first line of `{file}` ends with a carriage return, which counts as part of the interpreter's name: \
+                 convert the file with `sed -i 's/\\r$//' {file}`",
+                file = file.display()
+            ),
+            Some(file) => format!(
+                "command `{}` exists, but the interpreter named in its first line, or its loader, does not",
+                file.display()
+            ),
+            None if program.contains('/') => format!("command `{program}` does not exist"),
+            None => format!("command `{program}` not found in PATH ({path})"),
+        },
         libc::EACCES => {
             format!(
                 "command `{program}` is not executable: {error}; is it a file, with `chmod +x`, not on a noexec mount?"
@@ -666,8 +676,21 @@ fn explain_exec(errno: i32, spec: &Spec, path: &str) -> String {
     }
 }
 
-/// Looks up `user` and `group`. A number that is not the name of a user or group is an id.
-fn identity(spec: &Spec) -> Result<Identity, String> {
+/// A script as an editor of Windows writes it.
+fn ends_with_a_carriage_return(file: &Path) -> bool {
+    let mut begin = Vec::new();
+    let read = File::open(file).and_then(|file| file.take(256).read_to_end(&mut begin));
+    let line = begin.split(|b| *b == b'\n').next().unwrap_or_default();
+    read.is_ok() && line.starts_with(b"#!") && line.ends_with(b"\r")
+}
+
+/// Why a command cannot run as this user and group.
+pub(crate) fn unknown(user: Option<&str>, group: Option<&str>) -> Option<String> {
+    identity(user, group).err()
+}
+
+/// Looks up `user` and `group`. A number that is not the name of a user or group is an id, as in a container.
+fn identity(user: Option<&str>, group: Option<&str>) -> Result<Identity, String> {
     use nix::unistd::{Gid, Group, Uid, User};
 
     let mut id = Identity::default();
@@ -863,6 +886,22 @@ mod tests {
             report: File::open("/dev/null").expect("there"),
             said: vec![],
             shared: Shared::new(Boottime(7)).expect("memory"),
+    #[test]
+    fn a_script_whose_first_line_ends_with_a_carriage_return_is_named() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("backup");
+        std::fs::write(&file, "#!/bin/sh\r\necho\r\n").expect("written");
+        let path = format!("/bin:{}", dir.path().display());
+        for program in [&file.display().to_string(), "backup"] {
+            let text = explain_exec(libc::ENOENT, &spec(None, program), &path);
+            let convert = format!("`sed -i 's/\\r$//' {}`", file.display());
+            assert!(
+                text.contains("a carriage return") && text.ends_with(&convert),
+                "{text}"
+            );
+        }
+    }
+
         };
         let (mut ann, mut staff, nobody) = (
             spec(Some("ann"), "backup"),
