@@ -56,6 +56,7 @@ use rustix::{
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::control::understood;
+pub(crate) use self::spawn::unknown as unknown_user;
 #[cfg(feature = "notify")]
 pub(crate) use self::sweep::PATIENCE;
 pub(crate) use self::{

@@ -347,7 +347,7 @@ keys! {
             [Environment](#environment)";
         working_dir: String = PATH, Means("the daemon's"), "";
         user: String = FILLED, Means("the daemon's"),
-            "user that the command runs as. Another user gets none of the daemon's privileges \
+            "user that the command runs as, by name or by number. Another user gets none of the daemon's privileges \
             ([security](security.md#users-of-a-host))";
         group: String = FILLED, Means("that of `user`, or the daemon's"),
             "group that the command runs as";

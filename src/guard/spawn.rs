@@ -410,7 +410,7 @@ impl Child<'_> {
         // control socket, which this process must not keep.
         unsafe { libc::dup2(self.stdin.as_raw_fd(), 0) };
         self.shared.enter(Stage::LookUp);
-        let id = identity(self.spec)?;
+        let id = identity(self.spec.user.as_deref(), self.spec.group.as_deref())?;
         let command = Command::new(self.spec, &id)?;
         self.shared.enter(Stage::User);
         self.become_user(&id)?;
@@ -694,7 +694,7 @@ fn identity(user: Option<&str>, group: Option<&str>) -> Result<Identity, String>
     use nix::unistd::{Gid, Group, Uid, User};
 
     let mut id = Identity::default();
-    let named_group = match &spec.group {
+    let named_group = match group {
         None => None,
         Some(name) => {
             let found = Group::from_name(name)
@@ -706,7 +706,7 @@ fn identity(user: Option<&str>, group: Option<&str>) -> Result<Identity, String>
         }
     };
     id.gid = named_group.map(Gid::as_raw);
-    if let Some(name) = &spec.user {
+    if let Some(name) = user {
         let failed = |e| format!("cannot look up user `{name}`: {e}");
         let mut found = User::from_name(name).map_err(failed)?;
         if found.is_none()
@@ -714,7 +714,18 @@ fn identity(user: Option<&str>, group: Option<&str>) -> Result<Identity, String>
         {
             found = User::from_uid(Uid::from_raw(uid)).map_err(failed)?;
         }
-        let user = found.ok_or_else(|| format!("user `{name}` is not known on this host"))?;
+        let nameless = |uid| User {
+            name: name.to_owned(),
+            passwd: CString::default(),
+            uid: Uid::from_raw(uid),
+            gid: Gid::from_raw(0),
+            gecos: CString::default(),
+            dir: "/".into(),
+            shell: "/bin/sh".into(),
+        };
+        let user = found
+            .or_else(|| name.parse().ok().map(nameless))
+            .ok_or_else(|| format!("user `{name}` is not known on this host"))?;
         let gid = named_group.unwrap_or(user.gid);
         let c_name = CString::new(user.name.as_str())
             .map_err(|_| format!("user `{name}` is not a valid name"))?;
@@ -861,6 +872,7 @@ mod tests {
                 "/bin/sh",
                 "`/bin/sh` exists, but the interpreter",
             ),
+            (libc::ENOENT, "sh", "`/bin/sh` exists, but the interpreter"),
             (libc::EACCES, "/bin/sh", "is not executable"),
             (libc::ENOEXEC, "/bin/sh", "is not a program"),
             (
@@ -874,18 +886,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_call_of_the_kernel_that_fails_is_an_error() {
-        assert!(done(0).is_ok() && done(-1).is_err());
-    }
-
-    #[test]
-    fn a_start_under_way_says_what_it_is_doing() {
-        let start = Start {
-            pid: rustix::process::getpid(),
-            report: File::open("/dev/null").expect("there"),
-            said: vec![],
-            shared: Shared::new(Boottime(7)).expect("memory"),
     #[test]
     fn a_script_whose_first_line_ends_with_a_carriage_return_is_named() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -902,6 +902,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_call_of_the_kernel_that_fails_is_an_error() {
+        assert!(done(0).is_ok() && done(-1).is_err());
+    }
+
+    #[test]
+    fn a_start_under_way_says_what_it_is_doing() {
+        let start = Start {
+            pid: rustix::process::getpid(),
+            report: File::open("/dev/null").expect("there"),
+            said: vec![],
+            shared: Shared::new(Boottime(7)).expect("memory"),
         };
         let (mut ann, mut staff, nobody) = (
             spec(Some("ann"), "backup"),
@@ -977,11 +989,7 @@ mod tests {
 
     #[test]
     fn a_user_and_a_group_are_known_by_name_and_by_number() {
-        let of = |user: Option<&str>, group: Option<&str>| {
-            let mut spec = spec(user, "true");
-            spec.group = group.map(str::to_owned);
-            identity(&spec)
-        };
+        let of = |user: Option<&str>, group: Option<&str>| identity(user, group);
         let ours = rustix::process::geteuid();
         for name in ["root", "0"] {
             let id = of(Some(name), Some("4242")).unwrap_or_else(|e| panic!("{e}"));
@@ -996,6 +1004,17 @@ mod tests {
             assert_eq!(get("LOGNAME"), Some("root"));
             assert_eq!(get("PATH"), Some(DEFAULT_PATH));
             assert!(get("HOME").is_some() && get("SHELL").is_some());
+        }
+        // A number needs no entry, and has the group 0 unless the job has another one.
+        for (group, gid) in [(None, 0), (Some("77"), 77)] {
+            let id = of(Some("4000000"), group).unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!((id.uid, id.gid), (Some(4_000_000), Some(gid)));
+            assert_eq!(id.groups, Some(vec![gid]));
+            assert!(
+                id.env.contains(&("HOME".into(), "/".into())),
+                "{:?}",
+                id.env
+            );
         }
         // Without a user there is nothing of a login, and the group is the only one.
         let id = of(None, Some("4242")).unwrap_or_else(|e| panic!("{e}"));
