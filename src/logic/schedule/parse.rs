@@ -191,7 +191,12 @@ fn once(name: Word, rest: Word) -> Result<Parsed, Error> {
         .or(rest.split_once('t'))
         .or(rest.split_once(' '))
     else {
-        return Err(bad());
+        return Err(match rest.text.parse::<jiff::civil::Date>() {
+            Ok(date) => rest
+                .error("`@at` needs a time, too")
+                .hint(format!("for example `@at {date}T18:00:00`")),
+            Err(_) => bad(),
+        });
     };
     // A date and time with a wrong offset must not pass as one without.
     if time.text.contains(['Z', 'z', '+', '-']) {
@@ -229,8 +234,11 @@ pub(super) fn beyond(written: &str, span: Range<usize>) -> Error {
         format!("`{written}` is outside of the calendar, which ends at {until}"),
         span,
     )
-    .hint("to leave a job without a date, leave `schedule` out: it then runs when it is triggered")
+    .hint(NEVER)
 }
+
+const NEVER: &str = "for a job that starts only when it is triggered, leave `schedule` out; `enabled = false` turns a \
+                     schedule off";
 
 /// What a field may hold.
 pub(super) struct Field {
@@ -287,6 +295,11 @@ impl Field {
         (self.min, if self.is_weekday() { 6 } else { self.max })
     }
 
+    fn with_article(&self) -> String {
+        let n = if self.name == HOUR.name { "n" } else { "" };
+        format!("a{n} {}", self.name)
+    }
+
     fn allowed(&self) -> String {
         let names = match self.names {
             [] => String::new(),
@@ -320,9 +333,9 @@ impl Field {
             return Ok(self.first_name + index as u32);
         }
         let error = if word.text.is_empty() {
-            word.error(format!("a {} is missing here", self.name))
+            word.error(format!("{} is missing here", self.with_article()))
         } else {
-            word.error(format!("`{}` is not a {}", word.text, self.name))
+            word.error(format!("`{}` is not {}", word.text, self.with_article()))
         };
         let long = upper
             .get(..3)
@@ -370,6 +383,43 @@ pub(super) fn fields(text: &str) -> Option<Vec<(&'static Field, Word<'_>)>> {
     (!text.trim_start().starts_with('@')).then(|| all.iter().copied().zip(words).collect())
 }
 
+/// What people write beside the fields: a time zone before them, a year after them, blanks inside a list.
+fn not_a_field(words: &[(usize, &str)]) -> Result<(), Error> {
+    let first = Word {
+        at: words[0].0,
+        text: words[0].1,
+    };
+    if let Some((key, zone)) = first.split_once('=')
+        && ["TZ", "CRON_TZ"].contains(&key.text)
+    {
+        return Err(first.error("a schedule has no time zone").hint(format!(
+            "that is a key of the job: `timezone = \"{}\"`",
+            zone.text
+        )));
+    }
+    for pair in words.windows(2) {
+        let ((at, before), (after, next)) = (pair[0], pair[1]);
+        if before.ends_with(',') || next.starts_with(',') {
+            return Err(
+                Error::new("a list has no blanks", at..after + next.len()).hint(format!(
+                    "a blank begins the next field: write `{before}{next}`"
+                )),
+            );
+        }
+    }
+    if let [_, _, _, _, _, _, (at, text)] = *words {
+        let hint = match text {
+            "*" | "?" => "leave it out: every year is meant without it",
+            _ => "for a single date write `@at 2026-12-24T18:00:00`",
+        };
+        let year = Word { at, text };
+        return Err(year
+            .error("a seventh field (year) is not supported")
+            .hint(hint));
+    }
+    Ok(())
+}
+
 fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error> {
     let word = |index: usize| Word {
         at: words[index].0,
@@ -379,14 +429,10 @@ fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error>
         ..words
             .last()
             .map_or(text.len(), |(at, last)| at + last.len());
+    not_a_field(words)?;
     let first = match words.len() {
         5 => 0,
         6 => 1,
-        7 => {
-            return Err(word(6)
-                .error("a seventh field (year) is not supported")
-                .hint("for a single date write `@at 2026-12-24T18:00:00`"));
-        }
         n => {
             return Err(Error::new(
                 format!(
@@ -439,7 +485,9 @@ fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error>
             "this never happens: no such day exists in the months named",
             word(first + 2).at..whole.end,
         )
-        .hint("February has 28 or 29 days; April, June, September and November have 30"));
+        .hint(format!(
+            "February has 28 or 29 days; April, June, September and November have 30; {NEVER}"
+        )));
     }
     Ok(Parsed::Cron {
         calendar,
@@ -466,7 +514,10 @@ fn values(field: &Field, word: Word, job: &str) -> Result<Values, Error> {
         };
         if item.text.is_empty() {
             return Err(word
-                .error(format!("a {} is missing beside a comma", field.name))
+                .error(format!(
+                    "{} is missing beside a comma",
+                    field.with_article()
+                ))
                 .hint(field.allowed()));
         }
         if item.text == "?" && (field.is_day() || field.is_weekday()) && word.text != "?" {
@@ -526,22 +577,13 @@ fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result
     let width = high - low + 1;
     let step = match step {
         Some(step) => match step.text.parse::<u32>() {
-            Ok(n) if step.text.bytes().all(|b| b.is_ascii_digit()) && n > 0 && n <= width => {
-                Some(n)
-            }
+            // As in other crons: of a wider step only the first value is left.
+            Ok(n) if step.text.bytes().all(|b| b.is_ascii_digit()) && n > 0 => Some(n.min(width)),
             _ => {
-                let error = step.error(format!(
+                return Err(step.error(format!(
                     "the step `{}` must be a number from 1 to {width}, the values that `{}` has",
                     step.text, range.text
-                ));
-                return Err(match step.text.parse::<u32>() {
-                    Ok(n) if n > width && field.max == 59 => error.hint(format!(
-                        "for every {n} {}s write `@every {n}{}`",
-                        field.name,
-                        &field.name[..1]
-                    )),
-                    _ => error,
-                });
+                )));
             }
         },
         None => None,
@@ -589,6 +631,14 @@ fn add_special(field: &Field, item: Word, values: &mut Values) -> Result<bool, E
     if field.is_day() {
         match upper.as_str() {
             "?" => values.plain |= 0xffff_fffe,
+            _ if upper.starts_with("L-") => {
+                return Err(item
+                    .error(format!("`{}`, a day before the last one, is not supported", item.text))
+                    .hint(
+                        "`L` is the last day of the month, `LW` its last working day; for another one run on each day \
+                         that it may be (`25-28`), and let the command look at the date",
+                    ));
+            }
             "L" => values.last = true,
             "LW" => values.last_weekday = true,
             _ if upper.ends_with('W') => {

@@ -138,7 +138,7 @@ fn time(seconds: &[u32], minutes: &[u32], hours: &[u32]) -> String {
         [0] => rest,
         seconds => match (units(seconds, "second"), rest.as_str()) {
             (each, "every minute") => each,
-            (each, rest) => format!("{each} of {rest}"),
+            (each, rest) => format!("{each} of {}", rest.strip_prefix("at ").unwrap_or(rest)),
         },
     };
     if let ([0], [0], Some(n)) = (seconds, minutes, around(hours, 24))
@@ -470,7 +470,9 @@ mod tests {
         };
         let minutes = match minutes.strip_prefix("every hour at minute ") {
             Some(minute) => one(number(minute)),
-            None => of_unit(minutes, "minute").unwrap_or_else(|| panic!("not understood: {text}")),
+            None => of_unit(minutes, "minute")
+                .or_else(|| of_unit(&format!("at {minutes}"), "minute"))
+                .unwrap_or_else(|| panic!("not understood: {text}")),
         };
         product(&seconds.expect("seconds"), &minutes, &hours)
     }

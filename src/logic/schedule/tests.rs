@@ -764,6 +764,30 @@ fn h_stays_in_its_range_and_spreads() {
     assert!(!schedule("0 0 * * THU", "UTC").uses_job_name());
 }
 
+/// As people write them in crontabs and configurations, with the next five occurrences of each by another program.
+#[test]
+fn real_schedules_have_the_occurrences_that_another_program_found() {
+    let all = include_str!("../../../tests/schedules.tsv");
+    let mut count = 0;
+    for line in all.lines().filter(|line| !line.starts_with("# ")) {
+        let (text, times) = line
+            .rsplit_once('\t')
+            .expect("a schedule and its occurrences");
+        let wanted: Vec<&str> = times.split(' ').collect();
+        assert_eq!(wanted.len(), 5, "{line}");
+        let schedule = schedule(text, "UTC");
+        let mut t = at("2028-02-26T00:00:00Z");
+        for wanted in wanted {
+            t = schedule
+                .next_after(t)
+                .unwrap_or_else(|| panic!("{text}: none after {t}"));
+            assert_eq!(t, at(&format!("{wanted}Z")), "{text}");
+        }
+        count += 1;
+    }
+    assert_eq!(count, 282);
+}
+
 #[test]
 fn refusals_point_at_the_fault_and_say_what_is_allowed() {
     // (text, the part pointed at, message contains, hint contains)
@@ -790,29 +814,58 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
         ("5/15 * * * *", "5/15", "needs a range", "`5-59/15`"),
         ("*/0 * * * *", "0", "from 1 to 60", ""),
         ("*/ * * * *", "", "from 1 to 60", ""),
-        ("*/90 * * * *", "90", "from 1 to 60", "@every 90m"),
         ("*/+5 * * * *", "+5", "from 1 to 60", ""),
         ("/5 * * * *", "", "missing", ""),
         ("30-10 * * * *", "30-10", "backwards", "`30-59,0-10`"),
         ("1- * * * *", "", "missing", ""),
         ("-1 * * * *", "", "missing", ""),
         ("1,,2 * * * *", "1,,2", "beside a comma", ""),
-        ("1, * * * *", "1,", "beside a comma", ""),
+        ("1, * * * *", "1, *", "no blanks", "write `1,*`"),
+        ("0 22, 10 * * *", "22, 10", "no blanks", "write `22,10`"),
+        ("0 22 ,10 * * *", "22 ,10", "no blanks", "write `22,10`"),
+        (
+            "* * * * 1,",
+            "1,",
+            "a day of week is missing beside a comma",
+            "",
+        ),
+        ("0 5, * * * *", "5, *", "no blanks", ""),
+        ("0 , * * *", "0 ,", "no blanks", ""),
+        ("0 1,,2 * * *", "1,,2", "an hour is missing", ""),
+        (
+            "0 0 L-3 * *",
+            "L-3",
+            "a day before the last one, is not supported",
+            "`25-28`",
+        ),
+        (
+            "TZ=Asia/Tokyo 0 9 * * *",
+            "TZ=Asia/Tokyo",
+            "no time zone",
+            "`timezone = \"Asia/Tokyo\"`",
+        ),
+        ("CRON_TZ=UTC 0 9 * * *", "CRON_TZ=UTC", "no time zone", ""),
         ("? * * * *", "?", "not a minute", "minute is 0-59"),
         ("0 0 ?,1 * *", "?", "stands alone", ""),
         ("0 0 * * L", "L", "needs a day of week", "5L"),
         ("0 0 * * 5#6", "6", "outside #1-#5", "5#2"),
         ("0 0 32W * *", "32", "outside 1-31", ""),
-        ("0 L * * *", "L", "not a hour", ""),
+        ("0 L * * *", "L", "not an hour", ""),
         ("H(5) * * * *", "H(5)", "not understood", "H(0-29)"),
         ("H[0-29) * * * *", "H[0-29)", "not understood", "H(0-29)"),
         ("H(0-70) * * * *", "70", "outside 0-59", ""),
-        ("H(0-9)/20 * * * *", "20", "from 1 to 10", ""),
         ("0 0 31 2 *", "31 2 *", "never happens", "February"),
+        (
+            "0 0 31 2 *",
+            "31 2 *",
+            "never happens",
+            "leave `schedule` out; `enabled = false`",
+        ),
         ("0 0 31 4,6,9,11 *", "31 4,6,9,11 *", "never happens", ""),
         ("* * *", "* * *", "found 3 fields", "0 12 * * *"),
         (" 5", "5", "found 1 field,", ""),
         ("0 0 12 * * * 2027", "2027", "year", "@at"),
+        ("0 0 12 * * ? *", "*", "year", "leave it out"),
         ("1 2 3 4 5 6 7 8", "1 2 3 4 5 6 7 8", "found 8 fields", ""),
         (
             "@dayly",
@@ -865,7 +918,12 @@ fn refusals_point_at_the_fault_and_say_what_is_allowed() {
             "not a date",
             "2026-12-24T18:00:00+01:00",
         ),
-        ("@at 2026-12-24", "2026-12-24", "not a date", ""),
+        (
+            "@at 2026-12-24",
+            "2026-12-24",
+            "needs a time",
+            "`@at 2026-12-24T18:00:00`",
+        ),
         (
             "@at 2026-02-29T00:00:00",
             "2026-02-29T00:00:00",
