@@ -426,6 +426,7 @@ pub fn reply(data: &[u8]) {
                 server: &server,
                 memory: &memory,
                 replication: &replication,
+                persistence: &info(),
             };
             check::problems(info, 1);
         }

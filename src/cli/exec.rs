@@ -206,17 +206,8 @@ fn failure(e: &lock::Error) -> Failure {
         lock::Error::InvalidLease { .. } => {
             return Failure::usage(message, "see `soloist help exec`");
         }
-        // The message says what to do.
-        lock::Error::Unreachable { reason, .. }
-            if reason.contains(crate::store::connection::FULL) =>
-        {
-            "the command was not started"
-        }
-        lock::Error::Unreachable { .. } => {
+        lock::Error::Unreachable { reason, .. } if !crate::store::connection::explains(reason) => {
             "the command was not started; check that the store is up, and that this host can reach it"
-        }
-        lock::Error::Refused { .. } => {
-            "the command was not started; check the store's address, user name, password and permissions"
         }
         lock::Error::NotReplicated { .. } => {
             "the command was not started; check that the replicas of the store are connected"

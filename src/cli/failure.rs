@@ -264,7 +264,9 @@ fn texts(value: &ContextValue) -> Vec<String> {
 pub(super) fn remedy(e: &store::Error, store: &str) -> Option<String> {
     Some(match e {
         // The message says what to do.
-        store::Error::Unreachable { reason, .. } if reason.contains(store::connection::FULL) => {
+        store::Error::Unreachable { reason, .. } | store::Error::Refused { reason, .. }
+            if store::connection::explains(reason) =>
+        {
             "until then no job starts".to_owned()
         }
         store::Error::Unreachable { address, .. } if address.starts_with("sqlite:") => {
@@ -273,13 +275,9 @@ pub(super) fn remedy(e: &store::Error, store: &str) -> Option<String> {
         store::Error::Unreachable { .. } => {
             format!("check that {store} is up, and that this host can reach it")
         }
-        // The message says what to do.
         store::Error::Refused { address, .. } if address.starts_with("sqlite:") => return None,
-        store::Error::Refused { reason, .. } if reason.contains("Parse error") => {
-            format!("check that {store} is a Redis server")
-        }
         store::Error::Refused { .. } => {
-            format!("check the user name, password and permissions for {store}")
+            format!("these are the words of {store}: its manual and its log say more")
         }
         store::Error::NotReplicated { .. } => {
             format!("check that the replicas of {store} are connected")

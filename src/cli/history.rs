@@ -78,10 +78,13 @@ pub(super) async fn history(ctx: &Context, args: &History) -> Result<Exit, Failu
         None if runs.is_empty() => format!("no runs yet{}\n", as_far_as_known(&fleet)),
         _ => render(&runs, now, args.job.is_none()),
     })?;
-    if runs.is_empty()
-        && let Some(why) = acts::standstill(&fleet, clock)
-    {
-        remark(&why);
+    if runs.is_empty() {
+        for problem in ctx.problems().await {
+            remark(&format!("the store: {problem}"));
+        }
+        if let Some(why) = acts::standstill(&fleet, clock) {
+            remark(&why);
+        }
     }
     Ok(Exit::Ok)
 }

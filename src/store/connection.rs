@@ -162,14 +162,13 @@ impl Client {
         let reason = text.lines().next().unwrap_or_default();
         let code = code(e);
         let code = code.as_deref();
-        let what_to_do = advice(e.kind(), code, reason);
+        let code = code.or((e.kind() == ErrorKind::Parse).then_some("PARSE"));
+        let known = known(code, reason);
         let mut reason = self.without_password(reason);
-        if let Some(what_to_do) = what_to_do {
-            reason = format!("{what_to_do} ({reason})");
+        if let Some((.., meaning)) = known {
+            reason = format!("{meaning} ({reason})");
         }
-        // Errors that may pass by themselves: of the network, or of a server that starts, fails over or runs a long
-        // script.
-        let passing = is_lost(e) || code.is_some_and(|c| PASSING.contains(&c));
+        let passing = is_lost(e) || known.is_some_and(|(_, passes, _)| *passes);
         // Another program wrote a value of another type under one of soloist's keys, or too much.
         if reason.contains("WRONGTYPE") || code == Some("TOOLARGE") {
             Error::Corrupt { address, reason }
@@ -285,47 +284,132 @@ impl Client {
 type Driver = Option<Arc<AbortOnDropHandle<()>>>;
 
 fn refuse(address: &str, reason: impl Into<String>) -> Error {
-    Error::Refused {
-        address: address.to_owned(),
-        reason: reason.into(),
+    let (address, mut reason) = (address.to_owned(), reason.into());
+    if let Some((.., meaning)) = known(None, &reason) {
+        reason = format!("{meaning} ({reason})");
     }
+    Error::Refused { address, reason }
 }
 
-/// The codes of a server's errors that pass by themselves.
-const PASSING: [&str; 8] = [
-    "LOADING",
-    "READONLY",
-    "BUSY",
-    "TRYAGAIN",
-    "CLUSTERDOWN",
-    "MASTERDOWN",
-    "NOREPLICAS",
-    "OOM",
+pub(crate) const FULL: &str = "the server is full; raise its maxmemory or free some memory";
+const CLUSTER: &str =
+    "the server belongs to a Redis Cluster, which soloist does not support; name a single server";
+pub(crate) const UNSAVED: &str =
+    "the server cannot save its data, so it takes no writes; free some of its disk, or see its log";
+pub(crate) const REPLICA: &str = "the server is a replica and takes no writes; name its primary in `url`, or wait for the failover";
+const WANTS_PASSWORD: &str = "the server wants a password; set `password_file` in [store]";
+const FORBIDDEN: &str =
+    "the user lacks permissions that soloist needs; docs/operations.md has the ACL to set";
+const STRANGERS: &str = "the server does not accept the user name and password; check `username` and `password_file` in [store]";
+const CERTIFICATE: &str = "the server wants a certificate that it trusts; name one with `tls.cert` and `tls.key` in [store]";
+const NO_TLS: &str =
+    "the server there does not speak TLS; write `redis://` in `url`, or name its port for TLS";
+
+/// The errors of which more can be said than the server says: a code, or words of the error; whether it passes by
+/// itself (a server that starts, fails over or runs a long script); what it means, and what to do about it.
+const KNOWN: [(&str, bool, &str); 31] = [
+    ("OOM", true, FULL),
+    ("MISCONF", true, UNSAVED),
+    (
+        "LOADING",
+        true,
+        "the server still reads its data; wait until it has",
+    ),
+    (
+        "BUSY",
+        true,
+        "a script of another program blocks the server; wait for its end, or use SCRIPT KILL",
+    ),
+    ("READONLY", true, REPLICA),
+    ("MASTERDOWN", true, REPLICA),
+    (
+        "NOREPLICAS",
+        true,
+        "the server has fewer replicas than its `min-replicas-to-write`; connect replicas, or lower that",
+    ),
+    (
+        "max number of clients reached",
+        true,
+        "the server has too many clients; raise its `maxclients`, or disconnect some",
+    ),
+    ("TRYAGAIN", true, CLUSTER),
+    ("CLUSTERDOWN", true, CLUSTER),
+    ("CROSSSLOT", false, CLUSTER),
+    ("MOVED", false, CLUSTER),
+    ("not allowed in cluster mode", false, CLUSTER),
+    ("NOAUTH", false, WANTS_PASSWORD),
+    // The server's answer to a command of more than ten words.
+    ("unauthenticated multibulk length", false, WANTS_PASSWORD),
+    ("WRONGPASS", false, STRANGERS),
+    ("AuthenticationFailed", false, STRANGERS),
+    ("NOPERM", false, FORBIDDEN),
+    // NOPERM inside a script.
+    ("The user executing the script can't", false, FORBIDDEN),
+    (
+        "DENIED",
+        false,
+        "the server is in protected mode, and serves its own host alone; give it a password or a `bind`",
+    ),
+    (
+        "DB index is out of range",
+        false,
+        "the server has no database of this number; take a lower one in `url`, or raise its `databases`",
+    ),
+    (
+        "unknown command",
+        false,
+        "the server lacks a command that soloist needs; it must be Redis 6.2 or newer, without renamed commands",
+    ),
+    // The kind of the error.
+    (
+        "PARSE",
+        false,
+        "the server there does not speak the protocol of Redis; check the host and the port",
+    ),
+    (
+        "UnknownIssuer",
+        true,
+        "no known authority signed the server's certificate; name the PEM file of the one that did with `tls.ca` in \
+         [store]",
+    ),
+    (
+        "not valid for name",
+        true,
+        "the server's certificate is for another name; use that name in `url`",
+    ),
+    (
+        "certificate expired",
+        true,
+        "the server's certificate has expired; renew it",
+    ),
+    ("CertificateRequired", true, CERTIFICATE),
+    ("UnknownCA", true, CERTIFICATE),
+    (
+        "KeyMismatch",
+        false,
+        "the key does not belong to the certificate; name a pair with `tls.cert` and `tls.key` in [store]",
+    ),
+    ("corrupt message", true, NO_TLS),
+    ("InvalidContentType", true, NO_TLS),
 ];
 
-pub(crate) const FULL: &str = "the server is full; raise its maxmemory or free some memory";
-
-/// What a person who runs soloist can do about an error.
-fn advice(kind: ErrorKind, code: Option<&str>, reason: &str) -> Option<&'static str> {
-    const WANTS_PASSWORD: &str = "the server wants a password; set `password_file` in [store]";
-    const FORBIDDEN: &str =
-        "the user lacks permissions that soloist needs; docs/operations.md has the ACL to set";
-    Some(match code {
-        Some("OOM") => FULL,
-        Some("NOAUTH") => WANTS_PASSWORD,
-        // The server's answer to a command of more than ten words.
-        _ if reason.contains("unauthenticated multibulk length") => WANTS_PASSWORD,
-        Some("NOPERM") => FORBIDDEN,
-        // NOPERM inside a script.
-        _ if reason.contains("The user executing the script can't") => FORBIDDEN,
-        _ if kind == ErrorKind::Parse => {
-            "the server there does not speak the protocol of Redis; check the host and the port"
+fn known(code: Option<&str>, reason: &str) -> Option<&'static (&'static str, bool, &'static str)> {
+    KNOWN.iter().find(|(sign, ..)| {
+        let is_code = sign.bytes().all(|b| b.is_ascii_uppercase());
+        if is_code {
+            code == Some(sign)
+        } else {
+            reason.contains(sign)
         }
-        _ if kind == ErrorKind::AuthenticationFailed => {
-            "the server does not accept the user name and password; check `username` and `password_file` in [store]"
-        }
-        _ => return None,
     })
+}
+
+/// Whether the reason of an error says what it means and what to do.
+#[cfg(any(test, feature = "daemon"))]
+pub(crate) fn explains(reason: &str) -> bool {
+    KNOWN
+        .iter()
+        .any(|(.., meaning)| reason.starts_with(meaning))
 }
 
 /// True for an error of the network: the server may have carried out the request or not.
@@ -348,9 +432,8 @@ fn code(e: &RedisError) -> Option<String> {
         return e.code().map(ToOwned::to_owned);
     };
     let inner = first.details().and_then(|d| {
-        PASSING
-            .into_iter()
-            .find(|c| d.contains(&format!(": -{c} ")))
+        let mut codes = KNOWN.iter().map(|(code, ..)| *code);
+        codes.find(|c| d.contains(&format!(": -{c} ")))
     });
     Some(inner.unwrap_or(first.code()).to_owned())
 }
@@ -532,7 +615,113 @@ impl Connection {
 mod tests {
     use std::time::Duration;
 
-    use super::Client;
+    use super::{Client, Error, explains};
+
+    /// What a server answers, what soloist makes of it, and whether it may pass by itself.
+    #[test]
+    fn each_error_of_a_server_says_what_it_means_and_what_to_do() {
+        let client = redis::Client::open("redis://127.0.0.1/").expect("a URL");
+        let client = Client::over(client, Duration::from_millis(500));
+        for (answer, said, passes) in [
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                "raise its maxmemory",
+                true,
+            ),
+            (
+                "MISCONF Redis is configured to save RDB snapshots",
+                "free some of its disk",
+                true,
+            ),
+            (
+                "ERR Error running script (call to f): @user_script:1: -MISCONF Redis",
+                "free some of its disk",
+                true,
+            ),
+            (
+                "LOADING Redis is loading the dataset in memory",
+                "wait until it has",
+                true,
+            ),
+            ("BUSY Redis is busy running a script.", "SCRIPT KILL", true),
+            (
+                "READONLY You can't write against a read only replica.",
+                "name its primary",
+                true,
+            ),
+            (
+                "MASTERDOWN Link with MASTER is down",
+                "name its primary",
+                true,
+            ),
+            (
+                "NOREPLICAS Not enough good replicas to write.",
+                "min-replicas-to-write",
+                true,
+            ),
+            (
+                "ERR max number of clients reached",
+                "raise its `maxclients`",
+                true,
+            ),
+            (
+                "CROSSSLOT Keys in request don't hash to the same slot",
+                "a Redis Cluster",
+                false,
+            ),
+            ("MOVED 3999 127.0.0.1:6381", "a Redis Cluster", false),
+            (
+                "NOAUTH Authentication required.",
+                "set `password_file`",
+                false,
+            ),
+            (
+                "WRONGPASS invalid username-password pair",
+                "check `username` and `password_file`",
+                false,
+            ),
+            (
+                "NOPERM this user has no permissions to run the 'eval' command",
+                "docs/operations.md",
+                false,
+            ),
+            (
+                "DENIED Redis is running in protected mode",
+                "protected mode",
+                false,
+            ),
+            (
+                "ERR DB index is out of range",
+                "raise its `databases`",
+                false,
+            ),
+            (
+                "ERR unknown command 'EVALSHA', with args beginning with: 'x'",
+                "Redis 6.2 or newer",
+                false,
+            ),
+        ] {
+            let value = redis::parse_redis_value(format!("-{answer}\r\n").as_bytes());
+            let Ok(redis::Value::ServerError(e)) = value else {
+                panic!("no error: {value:?}");
+            };
+            let e = client.error(&e.into());
+            assert_eq!(e.is_transient(), passes, "{e}");
+            let (Error::Unreachable { reason, .. } | Error::Refused { reason, .. }) = e else {
+                panic!("{e}");
+            };
+            assert!(
+                reason.contains(said) && explains(&reason),
+                "{answer}: {reason}"
+            );
+        }
+        let other = redis::parse_redis_value(b"-ERR something else\r\n");
+        let Ok(redis::Value::ServerError(e)) = other else {
+            panic!("no error: {other:?}");
+        };
+        let e = client.error(&e.into()).to_string();
+        assert!(e.contains("something else") && !explains(&e), "{e}");
+    }
 
     /// WAIT takes 0 as no time limit: the shortest timeouts must not become one.
     #[test]

@@ -509,10 +509,10 @@ impl Store for RedisStore {
     async fn check(&self) -> Result<Vec<Problem>, Error> {
         // INFO instead of CONFIG GET: few users may use CONFIG, and the scripts need INFO anyway.
         let mut p = redis::pipe();
-        for section in ["server", "memory", "replication"] {
+        for section in ["server", "memory", "replication", "persistence"] {
             p.cmd("INFO").arg(section);
         }
-        let (server, memory, replication): (String, String, String) = self
+        let (server, memory, replication, persistence): (String, String, String, String) = self
             .connection()
             .await?
             .pipe(&p)
@@ -522,6 +522,7 @@ impl Store for RedisStore {
             server: &server,
             memory: &memory,
             replication: &replication,
+            persistence: &persistence,
         };
         Ok(check::problems(info, self.min_replicas))
     }

@@ -248,8 +248,15 @@ fn tls_is_spoken_with_servers_of_the_given_authority_only() {
         url.clone(),
     ] {
         let e = site.failure(&lines);
-        assert!(e.contains("certificate"), "{e}");
+        assert!(e.contains("`tls.ca`"), "{e}");
     }
+    let e = site.failure(&format!(
+        "{url}\ntls = {{ ca = \"ca.pem\", cert = \"client.pem\", key = \"stranger.key\" }}"
+    ));
+    assert!(
+        e.contains("the key does not belong to the certificate"),
+        "{e}"
+    );
     // Not a TLS client at all.
     let e = site.failure(&format!("url = \"redis://localhost:{port}\""));
     assert!(e.contains(&format!("localhost:{port}")), "{e}");
@@ -280,8 +287,46 @@ fn tls_shows_the_clients_own_certificate() {
     for own in ["", ", cert = \"stranger.pem\", key = \"stranger.key\""] {
         let e = site.failure(&with(own));
         assert!(e.contains(&format!("localhost:{port}")), "{e}");
-        println!("client certificate `{own}`: {e}");
+        assert!(
+            e.contains("wants a certificate that it trusts"),
+            "{own}: {e}"
+        );
     }
+}
+
+/// Errors that only a real server gives: each says what it means.
+#[tokio::test]
+async fn a_server_that_takes_no_writes_says_why_and_so_does_the_history() {
+    let site = Site::new();
+    let server = RedisServer::start_with(&["--enable-protected-configs", "yes"]);
+    let url = server.url();
+    let e = site.failure(&format!("url = \"{url}?db=99\""));
+    assert!(e.contains("raise its `databases`"), "{e}");
+    let store = site.store(&format!("url = {url:?}"));
+    let now = register(&*store, &[backup()]).await;
+    let refused = async |words: &str| {
+        let e = ask(&*store, &claim(backup(), now, "a")).await;
+        let e = e.expect_err("no grant");
+        assert!(e.is_transient() && e.to_string().contains(words), "{e}");
+        let o = site.cli(&["history"]);
+        let told = String::from_utf8_lossy(&o.stderr).into_owned();
+        // It has no runs to show, or cannot even look for them.
+        assert!(told.contains(words), "{:?}: {told}", o.status);
+    };
+    let gone = site.0.path().join("gone");
+    std::fs::create_dir(&gone).expect("a directory");
+    server.command::<()>(&["CONFIG", "SET", "dir", &gone.display().to_string()]);
+    std::fs::remove_dir(&gone).expect("removed");
+    server.command::<()>(&["CONFIG", "SET", "save", "3600 1"]);
+    server.command::<redis::Value>(&["BGSAVE"]);
+    wait_until("the server cannot save", GENEROUS, || {
+        let info: String = server.command(&["INFO", "persistence"]);
+        info.contains("rdb_last_bgsave_status:err")
+    });
+    refused("cannot save its data").await;
+    server.command::<()>(&["CONFIG", "SET", "save", ""]);
+    server.command::<()>(&["REPLICAOF", "127.0.0.1", "1"]);
+    refused("is a replica").await;
 }
 
 /// A pipe that nobody writes to, and a file without an end.

@@ -1,6 +1,9 @@
 //! Checks from a server's INFO whether soloist can use it.
 
-use super::super::{Problem, connection::FULL};
+use super::super::{
+    Problem,
+    connection::{FULL, REPLICA, UNSAVED},
+};
 
 /// The oldest version whose scripts may ask for the time and for INFO before they write.
 const OLDEST: (u32, u32) = (6, 2);
@@ -15,6 +18,7 @@ pub(crate) struct Sections<'a> {
     pub(crate) server: &'a str,
     pub(crate) memory: &'a str,
     pub(crate) replication: &'a str,
+    pub(crate) persistence: &'a str,
 }
 
 /// The problems of a server. `min_replicas`: so many replicas must confirm each grant.
@@ -55,6 +59,12 @@ pub(crate) fn problems(info: Sections<'_>, min_replicas: u32) -> Vec<Problem> {
     }
     if is_full(memory) {
         add(false, format!("{FULL}: until then it grants nothing"));
+    }
+    if field(info.persistence, "rdb_last_bgsave_status") == Some("err") {
+        add(false, format!("{UNSAVED}: until then it grants nothing"));
+    }
+    if field(info.replication, "role") == Some("slave") {
+        add(false, format!("{REPLICA}: until then it grants nothing"));
     }
     let have = replicas(info.replication);
     if have < min_replicas {
@@ -129,6 +139,7 @@ mod tests {
             server: &server,
             memory: &memory,
             replication: "",
+            persistence: "",
         };
         problems(info, 0)
             .into_iter()
@@ -163,6 +174,7 @@ mod tests {
             server: "redis_version:7.0.15\r\n",
             memory: text,
             replication: "",
+            persistence: "",
         };
         let found = problems(info, 0);
         assert_eq!((found.len(), found[0].fatal), (1, false));
@@ -194,9 +206,37 @@ mod tests {
             server: "",
             memory: "",
             replication: "",
+            persistence: "",
         };
         let silent: Vec<bool> = problems(nothing, 0).iter().map(|p| p.fatal).collect();
         assert_eq!(silent, [false, false]);
+    }
+
+    #[test]
+    fn a_server_that_takes_no_writes_says_so() {
+        let problems = |replication, persistence| {
+            let info = Sections {
+                server: "redis_version:7.0.15",
+                memory: "maxmemory_policy:noeviction",
+                replication,
+                persistence,
+            };
+            problems(info, 0)
+        };
+        assert_eq!(
+            problems("role:master\r\n", "rdb_last_bgsave_status:ok\r\n"),
+            []
+        );
+        for (replication, persistence, said) in [
+            ("role:slave\r\n", "", REPLICA),
+            ("", "rdb_last_bgsave_status:err\r\n", UNSAVED),
+        ] {
+            let found = problems(replication, persistence);
+            assert!(
+                !found[0].fatal && found[0].text.starts_with(said),
+                "{found:?}"
+            );
+        }
     }
 
     #[test]
@@ -216,6 +256,7 @@ mod tests {
             server: "redis_version:7.0.15",
             memory: "maxmemory_policy:noeviction",
             replication,
+            persistence: "",
         };
         assert_eq!(problems(info, 2), []);
         let found = problems(info, 3);
