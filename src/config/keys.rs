@@ -173,7 +173,9 @@ pub(super) fn is_known(name: &str) -> bool {
 /// The keys of the table at `path` whose values may be quoted, because they hold no secret. None: no table of soloist
 /// has this path.
 pub(super) fn quotable(path: &[String]) -> Option<Vec<&'static str>> {
-    const SECRET: [&str; 9] = [
+    const SECRET: [&str; 11] = [
+        "command",
+        "pass_env",
         "url",
         "username",
         "password_file",

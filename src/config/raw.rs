@@ -356,8 +356,6 @@ const MAIL_SERVER: &str = "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://
                            `smtp://HOST:25`; escape `@`, `:` and `/` in user and password, as in `%40`";
 const MAIL_LOGIN: &str =
     "write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`";
-/// Hints that look as if they had a secret, and have nothing of the file: a report shows them as they are.
-pub(super) const OPEN_HINTS: [&str; 3] = [ESCAPED, MAIL_SERVER, MAIL_LOGIN];
 
 const NO_PORT: &str = "the port of the address is no number from 1 to 65535";
 

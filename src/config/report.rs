@@ -1,6 +1,7 @@
 //! The problems of a configuration, each with its place, for people and for `--json`.
 //!
-//! No problem shows a secret: [`quote`] says what of the file a problem may quote, and masks what a message names.
+//! No problem shows a secret: [`quote`] says what of the file a problem may quote, and masks what a message names. No
+//! hint has anything of the file that may be a secret.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -9,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{quote, raw::OPEN_HINTS};
+use super::quote::{self, Quotable};
 use crate::text;
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
@@ -181,6 +182,9 @@ pub(super) fn is_duplicate(message: &str) -> bool {
     message.starts_with("duplicate key")
 }
 
+/// Of a string that a newline cuts.
+const CUT: &str = "the string does not end in this line";
+
 /// Gathers problems while the configuration is read.
 pub(super) struct Collector<'a> {
     file: PathBuf,
@@ -246,10 +250,7 @@ impl<'a> Collector<'a> {
         } else if message == "invalid basic string, expected `\"`"
             || message == "invalid literal string, expected `'`"
         {
-            (
-                "the string does not end in this line",
-                Some("close it with the quote that opened it"),
-            )
+            (CUT, Some("close it with the quote that opened it"))
         } else {
             (message, None)
         };
@@ -357,7 +358,7 @@ impl<'a> Collector<'a> {
     /// defined twice.
     // Long: each problem passes one filter after the other.
     pub(super) fn finish(mut self) -> Report {
-        let (masked, cut) = quote::masked(self.text);
+        let quotable = Quotable::of(self.text);
         let starts: Vec<usize> = iter::once(0)
             .chain(self.text.match_indices('\n').map(|(at, _)| at + 1))
             .collect();
@@ -377,8 +378,11 @@ impl<'a> Collector<'a> {
         };
         // What the rest of a cut string seems to say was not meant; an unknown key would be a part of a secret.
         let mut broken: BTreeSet<usize> = BTreeSet::new();
-        for span in cut {
-            broken.extend(line_of(span.start)..=line_of(span.end));
+        for found in &self.found {
+            if found.message == CUT {
+                let more = quotable.cut(found.span.start);
+                broken.extend(line_of(more.start) + 1..=line_of(more.end));
+            }
         }
         let mut repeated = 0..0;
         let mut kept: Vec<Found> = Vec::with_capacity(self.found.len());
@@ -408,10 +412,6 @@ impl<'a> Collector<'a> {
                 ..
             } = found;
             let message = quote::message(&message);
-            let hint = hint.map(|hint| match OPEN_HINTS.contains(&hint.as_str()) {
-                true => hint,
-                false => quote::message(&hint),
-            });
             if let Some((file, line)) = elsewhere {
                 problems.push(Problem {
                     file,
@@ -437,11 +437,13 @@ impl<'a> Collector<'a> {
             let end = starts
                 .get(line + 1)
                 .map_or(self.text.len(), |next| next - 1);
-            let quote = masked
-                .get(start..end)
-                .filter(|line| line.len() <= LONGEST_QUOTE)
-                .map(|line| {
-                    let line = line.trim_end_matches('\r').to_owned();
+            let quote = (end - start <= LONGEST_QUOTE)
+                .then(|| quotable.line(start..end))
+                .flatten()
+                .map(|mut line| {
+                    // The mark has the column of the file.
+                    let missing = (span.start - start).saturating_sub(line.len());
+                    line.push_str(&" ".repeat(missing.min(LONGEST_QUOTE)));
                     // A mark over several lines is shown on the first; one after the end of the text, at the end.
                     let marked =
                         (span.start - start).min(line.len())..(span.end - start).min(line.len());

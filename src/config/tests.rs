@@ -83,8 +83,8 @@ overlap = "que"
     let expected = r#"error: [store]: `url`: unknown kind of store
  --> jobs.toml:2:8
   |
-2 | url = *************
-  |        ^^^^
+2 | url = ...
+  |        ^^
   |
   = help: did you mean `redis:`?
 
@@ -99,7 +99,7 @@ error: job `backup`: `command` is missing
 error: job `backup`: unknown key `timezome`
  --> jobs.toml:6:1
   |
-6 | timezome = ***************
+6 | timezome = ...
   | ^^^^^^^^
   |
   = help: did you mean `timezone`?
@@ -152,22 +152,26 @@ fn an_unknown_key_of_an_inline_table_is_shown() {
         let report = bad(&with(text)).to_string();
         let line = report
             .lines()
-            .find(|l| l.contains(" | ") && l.contains(" = "));
+            .find(|l| l.contains(" | ") && (l.contains(" = ") || l.contains(": ")));
         line.expect("a line").to_owned()
     };
     for (text, shown) in [
-        (
-            "retry = { atempts = 12, interval = '5s' }",
-            "retry = { atempts = **, interval = '5s' }",
-        ),
+        ("retry = { atempts = 12, interval = '5s' }", "retry = ..."),
         (
             "retry = { atempts = 'hunter2', attempts = 2 } # hunter2",
-            "retry = { atempts = *********, attempts = 2 } #********",
+            "retry = ...",
         ),
         (
-            "retry = { interval = 'pw: hunter2' }",
-            "retry = ****************************",
+            "retry = { attempts = 12, interval = 's' }",
+            "retry = { attempts = 12, interval = 's' }",
         ),
+        // A slip in TOML.
+        (
+            "retry = { attempts = 12, interval = 5s }",
+            "retry = { attempts = 12, interval = 5s }",
+        ),
+        ("command = ['backup', --token 'hunter2']", "command = ..."),
+        ("tags = ['a' 'b'] # hunter2", "tags = ['a' 'b']"),
     ] {
         assert!(
             line(text).ends_with(&format!("| {shown}")),
@@ -184,7 +188,7 @@ fn syntax_errors_come_all_at_once_and_with_what_is_wrong_elsewhere() {
     let expected = r#"error: the string does not end in this line
  --> jobs.toml:2:29
   |
-2 | url = **********************
+2 | url = ...                   
   |                             ^
   |
   = help: close it with the quote that opened it
@@ -200,7 +204,7 @@ error: [store]: `namespace`: expected a string, found an integer
 error: missing comma between array elements, expected `,`
  --> jobs.toml:6:16
   |
-6 | command = ["x" "y"]
+6 | command = ...  
   |                ^
 
 error: the value is missing
@@ -228,7 +232,7 @@ error: this key or table is already defined
 error: job `b`: `command`: expected a string (for the shell) or a list of strings, found an integer
   --> jobs.toml:12:11
    |
-12 | command = 7
+12 | command = ...
    |           ^
 
 error: job `c`: `command` is missing
@@ -694,10 +698,6 @@ fn a_hint_with_an_example_is_shown_in_full_and_the_secret_nowhere() {
     }
 }
 
-/// Editors of Windows put it there. It hides nothing, and moves no column.
-#[test]
-fn a_byte_order_mark_at_the_begin_is_no_part_of_the_text() {
-    let sound = "[jobs.a]\ncommand = 'x'\n";
 /// As an editor of Windows writes it.
 #[test]
 fn a_command_of_several_lines_has_no_carriage_returns() {
@@ -716,6 +716,10 @@ fn a_command_of_several_lines_has_no_carriage_returns() {
     );
 }
 
+/// Editors of Windows put it there. It hides nothing, and moves no column.
+#[test]
+fn a_byte_order_mark_at_the_begin_is_no_part_of_the_text() {
+    let sound = "[jobs.a]\ncommand = 'x'\n";
     assert_eq!(good(&format!("\u{feff}{sound}")).digest, good(sound).digest);
     for text in [
         "[store]\nurl = 'redis://me:hunter2@h:x'\n[jobs.a]\ncommand = 'x'\nshedule = 'y'\n",
@@ -996,6 +1000,15 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("schedule = ''", "3:13 job `a`: `schedule`: the schedule is empty (five fields, for example `0 12 * * *`, or a nickname such as `@daily`)"),
         ("timezone = 'Shanghai'", "3:12 job `a`: `timezone`: unknown time zone `Shanghai` (did you mean `Asia/Shanghai`?)"),
         ("timezone = 'New York'", "3:12 job `a`: `timezone`: unknown time zone `New York` (did you mean `America/New_York`?)"),
+        ("timezone = 'Eurpoe/Berlin'", "3:12 job `a`: `timezone`: unknown time zone `Eurpoe/Berlin` (did you mean `Europe/Berlin`?)"),
+        ("timezone = 'America/Indianapols'", "3:12 job `a`: `timezone`: unknown time zone `America/Indianapols` (did you mean `America/Indianapolis`?)"),
+        ("timezone = 'Asia/Beijing'", "3:12 job `a`: `timezone`: unknown time zone `Asia/Beijing` (did you mean `Asia/Shanghai`?)"),
+        // No slips of the keyboard: other cities.
+        ("timezone = 'Asia/Bejing'", "3:12 job `a`: `timezone`: unknown time zone `Asia/Bejing` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
+        ("timezone = 'Europe/Bern'", "3:12 job `a`: `timezone`: unknown time zone `Europe/Bern` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
+        ("timezone = 'GMT+2'", "3:12 job `a`: `timezone`: unknown time zone `GMT+2` (`Etc/GMT-2` is UTC+2; the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
+        ("timezone = 'UTC-05:00'", "3:12 job `a`: `timezone`: unknown time zone `UTC-05:00` (`Etc/GMT+5` is UTC-5; the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
+        ("timezone = '+05:30'", "3:12 job `a`: `timezone`: unknown time zone `+05:30` (name a city: the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
         ("timezone = 'PST'", "3:12 job `a`: `timezone`: unknown time zone `PST` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
         ("timezone = 'Etc/Unknown'", "3:12 job `a`: `timezone`: unknown time zone `Etc/Unknown` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
         ("dst = 'skip'", "3:7 job `a`: `dst`: expected a table, found a string"),
@@ -1018,15 +1031,6 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("max_attempts = 0", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 0"),
         ("max_attempts = 1000", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 1000"),
         ("max_attempts = '3'", "3:16 job `a`: `max_attempts`: expected an integer, found a string (remove the quotes)"),
-        ("timezone = 'Eurpoe/Berlin'", "3:12 job `a`: `timezone`: unknown time zone `Eurpoe/Berlin` (did you mean `Europe/Berlin`?)"),
-        ("timezone = 'America/Indianapols'", "3:12 job `a`: `timezone`: unknown time zone `America/Indianapols` (did you mean `America/Indianapolis`?)"),
-        ("timezone = 'Asia/Beijing'", "3:12 job `a`: `timezone`: unknown time zone `Asia/Beijing` (did you mean `Asia/Shanghai`?)"),
-        // No slips of the keyboard: other cities.
-        ("timezone = 'Asia/Bejing'", "3:12 job `a`: `timezone`: unknown time zone `Asia/Bejing` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
-        ("timezone = 'Europe/Bern'", "3:12 job `a`: `timezone`: unknown time zone `Europe/Bern` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
-        ("timezone = 'GMT+2'", "3:12 job `a`: `timezone`: unknown time zone `GMT+2` (`Etc/GMT-2` is UTC+2; the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
-        ("timezone = 'UTC-05:00'", "3:12 job `a`: `timezone`: unknown time zone `UTC-05:00` (`Etc/GMT+5` is UTC-5; the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
-        ("timezone = '+05:30'", "3:12 job `a`: `timezone`: unknown time zone `+05:30` (name a city: the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
         ("max_attempts = 99999999999999999999", "3:16 job `a`: `max_attempts`: must be between 1 and 999, not 99999999999999999999"),
         ("retry = 3", "3:9 job `a`: `retry`: expected a table, found an integer"),
         ("retry = { backoff = 'linear' }", "3:21 job `a`: `retry.backoff`: unknown value `linear` (use `exponential` or `fixed`)"),
@@ -1051,7 +1055,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("[jobs.a]\ncommand = ' '\n".into(), "2:11 job `a`: `command`: must not be empty".into()),
         ("[jobs.a]\ncommand = ['x', 1]\n".into(), "2:17 job `a`: `command`: expected a string, found an integer (put it in quotes)".into()),
         ("[jobs.a]\ncommand = [\"x\\u0000\"]\n".into(), "2:12 job `a`: `command`: must not contain a NUL character".into()),
-        ("[jobs]\na = 'x'\n".into(), "2:5 [jobs]: `a`: expected a table, found a string (write `[jobs.a]`, with `command` and `schedule` below it)".into()),
+        ("[jobs]\na = 'x'\n".into(), "2:5 [jobs]: `a`: expected a table, found a string (write `[jobs.NAME]`, with `command` and `schedule` below it)".into()),
         ("jobs = 1\n".into(), "1:8 `jobs`: expected a table, found an integer".into()),
         ("[jobs.'']\ncommand = 'x'\n".into(), "1:7 [jobs]: the name of a job must not be empty (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
         (
@@ -2041,14 +2045,6 @@ proptest! {
             prop_assert_eq!(crate::model::duration::parse(&crate::model::duration::show(d)), Ok(d));
         }
         let _ = value::size(&text);
-    }
-
-    #[test]
-    fn a_mask_changes_no_place(text in prop_oneof![pieces(), any::<String>()]) {
-        let masked = quote::masked(&text).0;
-        prop_assert_eq!(masked.len(), text.len());
-        let newlines = |s: &str| s.match_indices('\n').map(|(at, _)| at).collect::<Vec<_>>();
-        prop_assert_eq!(newlines(&masked), newlines(&text));
     }
 }
 

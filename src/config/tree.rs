@@ -595,9 +595,9 @@ impl<'t> Table<'t> {
         let DeValue::Table(table) = field.node.get_ref() else {
             let found = kind(field.node.get_ref());
             let hint = match field.place {
-                Place::Jobs => Some(format!(
-                    "write `[jobs.{field}]`, with `command` and `schedule` below it"
-                )),
+                Place::Jobs => {
+                    Some("write `[jobs.NAME]`, with `command` and `schedule` below it".to_owned())
+                }
                 _ => None,
             };
             r.wrong(field, format!("expected a table, found {found}"), hint);
