@@ -323,7 +323,8 @@ struct GuardedRun<'g> {
     exit_code: Option<i32>,
     signal: Option<i32>,
     error: Option<String>,
-    leftover: u32,
+    /// What the command left when it ended by itself.
+    leftover: Option<u32>,
     /// More children may have ended than were reaped.
     more_ended: bool,
     /// Once the tree was killed.
@@ -356,7 +357,7 @@ impl<'g> GuardedRun<'g> {
             exit_code: None,
             signal: None,
             error: None,
-            leftover: 0,
+            leftover: None,
             more_ended: false,
             kills: None,
             urgent: None,
@@ -524,14 +525,15 @@ impl<'g> GuardedRun<'g> {
         let ended = Moment::now();
         self.urgent = None;
         let usage = match self.started {
-            Some(_) => usage(),
+            Some(_) => Usage {
+                left_processes: self.leftover,
+                ..usage()
+            },
             None => Usage::default(),
         };
-        self.guard.control.report(&Report::Gone {
-            leftover: self.leftover,
-            at: ended,
-            usage,
-        });
+        self.guard
+            .control
+            .report(&Report::Gone { at: ended, usage });
 
         let cause = self.life.cause();
         let error = self.error.or_else(|| {
@@ -562,11 +564,12 @@ impl<'g> GuardedRun<'g> {
         if let Some(daemon_is_dying) = self.ended.take() {
             // Most commands leave no process behind; then the guard need not walk /proc.
             let left = children || self.cgroup.as_ref().is_some_and(Cgroup::populated);
-            if left {
-                let left = self.members().iter().filter(|p| p.alive()).count();
-                self.leftover = u32::try_from(left).unwrap_or(u32::MAX);
-            }
+            let members = if left { self.members() } else { vec![] };
             let step = self.life.on_command_end(Boottime::now(), daemon_is_dying);
+            if self.life.cause().is_none() {
+                let alive = members.iter().filter(|p| p.alive()).count();
+                self.leftover = u32::try_from(alive).ok().filter(|n| *n > 0);
+            }
             if self.started.is_some() {
                 self.guard.control.report(&Report::Exited {
                     exit_code: self.exit_code,
@@ -789,6 +792,7 @@ fn taken(all: &libc::rusage) -> Usage {
         cpu_ms: u64::try_from(cpu_us / 1000).ok(),
         peak_memory_bytes: u64::try_from(all.ru_maxrss).ok().map(|kib| kib * 1024),
         output_bytes: None,
+        left_processes: None,
     }
 }
 

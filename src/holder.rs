@@ -35,6 +35,7 @@ use crate::{
     runner::{Prepared, RunEnd, Runner, Running, StartError},
     settle::SettleOnDeath,
     store::{self, OUTPUT_AT_ONCE, OUTPUT_PATIENCE, Reply, Store, Tail},
+    words,
 };
 #[cfg(feature = "notify")]
 use crate::{
@@ -834,6 +835,9 @@ fn log_end(r: &RunRecord) {
         let (exit_code, signal) = (r.exit_code, r.signal);
         warn!(%job, %occurrence, %outcome, exit_code, signal, duration_ms, error, "ended");
     }
+    if let Some(left) = r.usage.left_processes {
+        warn!(%job, %occurrence, "{}", words::left_behind(left));
+    }
     debug!(record = ?r, "settling");
 }
 
@@ -886,7 +890,6 @@ fn not_started(outcome: Outcome, error: &str) -> RunEnd {
         errno: None,
         started: None,
         ended: Moment::now(),
-        leftover: 0,
         output_tail: vec![],
         output_bytes: 0,
         stderr: Marks::default(),

@@ -523,8 +523,6 @@ pub struct RunEnd {
     pub started: Option<Moment>,
     /// When the last process of its tree was gone: that is the end of the run.
     pub ended: Moment,
-    /// How many processes were still alive when the command itself ended.
-    pub leftover: u32,
     /// The last bytes of stdout and stderr, at most [`Output::keep`].
     pub output_tail: Vec<u8>,
     /// How many bytes the run wrote.

@@ -423,6 +423,7 @@ mod tests {
                 cpu_ms: Some(70),
                 peak_memory_bytes: Some(4_096_000),
                 output_bytes: None,
+                left_processes: None,
             },
         };
         let failed = on_death.ended(end.clone());

@@ -135,6 +135,9 @@ pub(crate) struct RunView {
     pub peak_memory_bytes: Option<u64>,
     /// What it wrote to stdout and stderr.
     pub output_bytes: Option<u64>,
+    /// How many processes the command left when it ended, which soloist ended. Written only if there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_processes: Option<u32>,
     /// How many occurrences without a run this record stands for, up to `occurrence`. Written only if it is not 1.
     #[serde(skip_serializing_if = "is_one")]
     pub count: u64,
@@ -168,12 +171,20 @@ impl From<RunRecord> for RunView {
             cpu_ms: r.usage.cpu_ms,
             peak_memory_bytes: r.usage.peak_memory_bytes,
             output_bytes: r.usage.output_bytes,
+            left_processes: r.usage.left_processes,
             count: r.count,
         }
     }
 }
 
 impl RunView {
+    /// What there is to say of it: its error, and what its command left.
+    pub(crate) fn remarks(&self) -> String {
+        let left = self.left_processes.map(words::left_behind);
+        let all = [self.error.clone(), left];
+        all.into_iter().flatten().collect::<Vec<_>>().join("; ")
+    }
+
     /// An attempt that has not ended. Its start is the moment of the grant: only its instance knows the true one, so
     /// nobody else can say how late it is.
     pub(crate) fn running(name: &JobName, open: &Open) -> Self {
@@ -200,6 +211,7 @@ impl RunView {
             cpu_ms: None,
             peak_memory_bytes: None,
             output_bytes: None,
+            left_processes: None,
             count: 1,
         }
     }

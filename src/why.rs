@@ -518,11 +518,11 @@ impl Facts<'_> {
             .instance
             .as_ref()
             .map_or(String::new(), |i| format!(" on {i}"));
+        let reason = match words::line(&last.remarks()) {
+            remarks if remarks.is_empty() => remarks,
+            remarks => format!(": {remarks}"),
+        };
         if last.attempt == 0 {
-            let reason = last
-                .error
-                .as_ref()
-                .map_or(String::new(), |e| format!(": {}", words::line(e)));
             if last.count > 1 && last.occurrence.0 != at.0 {
                 return format!(
                     "It is one of {} occurrences up to {} that were {}{reason}.",
@@ -568,10 +568,6 @@ impl Facts<'_> {
             how if last.signal.is_some() => format!(" ({how})"),
             how => format!(" (exit {how})"),
         };
-        let reason = last
-            .error
-            .as_ref()
-            .map_or(String::new(), |e| format!(": {}", words::line(e)));
         let executed = |r: &&RunView| r.attempt > 0 && r.started_at.is_some();
         let times = match (runs.iter().filter(executed).count(), attempts) {
             (0, 1) => return format!("It was not executed{on}: {}{reason}.", last.outcome),

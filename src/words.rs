@@ -125,6 +125,12 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
     }
 }
 
+/// What became of the processes that a command left when it ended.
+pub(crate) fn left_behind(n: u32) -> String {
+    let these = count(n as usize, "process");
+    format!("ended {these} that the command left in the background")
+}
+
 /// `999`, `1,000`, `12,345,678`.
 pub(crate) fn number(n: u64) -> String {
     let digits = n.to_string();

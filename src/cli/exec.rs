@@ -32,6 +32,7 @@ use crate::{
     model::{JobName, Occurrence, RunId},
     runner::{RunEnd, Runner, Running, childless, reap_strangers},
     settle::ReleaseOnDeath,
+    words,
 };
 
 /// The clock drift that the locks of [`lock`] assume.
@@ -305,6 +306,9 @@ impl Session<'_> {
                 return Err(e);
             }
         };
+        if let Some(left) = end.usage.left_processes {
+            remark(&words::left_behind(left));
+        }
         let exit = self.exit(&end, &lock);
         if end.started.is_none() {
             self.release_period(period).await;

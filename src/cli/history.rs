@@ -189,7 +189,7 @@ pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
             r.instance.as_ref().map_or("", |i| i.as_str()).into(),
             r.lateness_ms.map_or(String::new(), took).into(),
             duration.into(),
-            Cell::new(PLAIN, r.error.clone().unwrap_or_default()),
+            Cell::new(PLAIN, r.remarks()),
         ]);
     }
     t.render()
@@ -229,6 +229,7 @@ pub(crate) mod tests {
             cpu_ms: None,
             peak_memory_bytes: None,
             output_bytes: None,
+            left_processes: None,
             count: 1,
         }
     }

@@ -205,9 +205,8 @@ pub enum Report {
     /// These processes are still alive one kill budget after SIGKILL: they are in an uninterruptible sleep, or the
     /// guard may not kill them.
     Stuck { pids: Vec<i32> },
-    /// Every process of the run is gone. `leftover` counts those that were alive when the command itself ended.
+    /// Every process of the run is gone.
     Gone {
-        leftover: u32,
         at: Moment,
         #[serde(default)]
         usage: Usage,

@@ -481,6 +481,9 @@ pub struct Usage {
     /// What it wrote to stdout and stderr, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
+    /// Processes that it left when it ended by itself, and that its guard ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_processes: Option<u32>,
 }
 
 impl Usage {

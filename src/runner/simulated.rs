@@ -234,7 +234,6 @@ impl Guard {
             errno: None,
             started: self.started,
             ended: at,
-            leftover: 0,
             output_tail: vec![],
             output_bytes: 0,
             stderr: Marks::default(),

@@ -68,7 +68,7 @@ struct Reported {
     failed: Option<(String, Option<Cause>)>,
     errno: Option<i32>,
     start_signal: Option<i32>,
-    gone: Option<(u32, Moment, Usage)>,
+    gone: Option<(Moment, Usage)>,
 }
 
 impl Supervisor {
@@ -199,11 +199,7 @@ impl Supervisor {
                     cause,
                 });
             }
-            Ok(Report::Gone {
-                leftover,
-                at,
-                usage,
-            }) => reported.gone = Some((leftover, at, usage)),
+            Ok(Report::Gone { at, usage }) => reported.gone = Some((at, usage)),
             Ok(Report::Stuck { pids }) => {
                 self.warn_of_survivors(&pids);
             }
@@ -296,12 +292,12 @@ impl Supervisor {
             });
             reported.failed = Some((error, Some(cause)));
         }
-        reported.gone = Some((0, at, Usage::default()));
+        reported.gone = Some((at, Usage::default()));
     }
 
     fn end(&self, reported: Reported) -> RunEnd {
-        let gone = || (0, Moment::now(), Usage::default());
-        let (leftover, ended, usage) = reported.gone.unwrap_or_else(gone);
+        let gone = || (Moment::now(), Usage::default());
+        let (ended, usage) = reported.gone.unwrap_or_else(gone);
         let Exited {
             exit_code,
             signal,
@@ -323,7 +319,6 @@ impl Supervisor {
             errno: reported.errno,
             started: reported.started,
             ended,
-            leftover,
             output_bytes: tail.next(),
             output_tail: tail.bytes,
             stderr: self.tail.stderr(),

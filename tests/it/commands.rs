@@ -238,6 +238,26 @@ fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
     }
 }
 
+/// cron leaves them alone, so people who come from it have to be told.
+#[test]
+fn what_a_command_left_in_the_background_is_ended_and_told() {
+    let fleet = fleet(1)
+        .sqlite()
+        .job("early", "command = '(sleep 1000) & echo early'")
+        .start();
+    wait_until("the job is known", GENEROUS, || {
+        fleet.cli(&["trigger", "early"]).status.success()
+    });
+    let record = fleet.wait_record("early", "succeeded");
+    assert_eq!(record["left_processes"], 1, "{record}");
+    let words = "ended 1 process that the command left in the background";
+    for told in [&["history", "early"], &["why", "early"]] {
+        let said = fleet.said(told);
+        assert!(said.contains(words), "{told:?}: {said}");
+    }
+    fleet.wait_log(0, words);
+}
+
 #[test]
 fn the_output_of_another_hosts_run_is_followed_while_it_goes_on() {
     for plan in [fleet(2), fleet(2).sqlite()] {

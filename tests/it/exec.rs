@@ -229,6 +229,14 @@ fn it_exits_as_the_command_did_or_as_shells_do_without_one() {
     }
 }
 
+#[test]
+fn what_the_command_left_in_the_background_is_ended_and_told() {
+    let place = Place::sqlite();
+    let told = "soloist: ended 2 processes that the command left in the background";
+    let ran = place.run(&[], "sleep 1000 & sleep 1000 & echo early");
+    ran.assert(0, "early\n", told);
+}
+
 /// Its other threads run, although it shows as a zombie.
 #[test]
 fn a_command_whose_first_thread_has_ended_has_the_lock_until_all_of_it_is_gone() {
@@ -1230,7 +1238,7 @@ fn what_the_command_left_behind_goes_before_the_lock() {
         &["--lease", "2s"],
         "(setsid sh -c 'echo $$ > daemon; exec sleep 1000 <&- >&- 2>&-' &); while [ ! -s daemon ]; do sleep 0.01; done; exit 4",
     );
-    ran.assert(4, "", "");
+    ran.assert(4, "", "soloist: ended 1 process that the command left");
     assert!(!process::alive(place.pid("daemon")));
 }
 

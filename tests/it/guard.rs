@@ -320,9 +320,9 @@ fn exited(report: Report) -> (Option<i32>, Option<i32>, Option<Cause>) {
     }
 }
 
-fn gone(report: Report) -> (u32, Boottime) {
+fn gone(report: Report) -> (Option<u32>, Boottime) {
     match report {
-        Report::Gone { leftover, at, .. } => (leftover, at.boottime),
+        Report::Gone { at, usage } => (usage.left_processes, at.boottime),
         Report::Stuck { pids } => panic!("{} survive", pids.len()),
         other => panic!("expected the end of the tree, not {other:?}"),
     }
@@ -429,8 +429,12 @@ async fn a_command_that_ends_by_itself_has_its_code_signal_and_output() {
             (Outcome::Succeeded, Some(0), None, None)
         );
         assert_eq!(
-            (end.leftover, end.error.as_deref(), end.output_bytes),
-            (0, None, 8)
+            (
+                end.usage.left_processes,
+                end.error.as_deref(),
+                end.output_bytes
+            ),
+            (None, None, 8)
         );
         assert!(
             ["out\nerr\n", "err\nout\n"].contains(&end.output_text().as_str()),
@@ -492,7 +496,7 @@ fn what_a_command_leaves_behind_is_ended() {
         assert_eq!(exited(guard.report()), (Some(5), None, None));
         let (leftover, _) = gone(guard.report());
         assert_gone(&members);
-        assert!(leftover >= 5, "{leftover}");
+        assert!(leftover >= Some(5), "{leftover:?}");
         if let Report::Started {
             cgroup: Some(cgroup),
             ..
@@ -521,7 +525,7 @@ fn what_a_command_leaves_behind_may_tidy_up() {
         started(guard.report());
         assert_eq!(exited(guard.report()), (Some(0), None, None));
         let (leftover, _) = gone(guard.report());
-        assert!(leftover >= 1, "{leftover}");
+        assert!(leftover >= Some(1), "{leftover:?}");
         let told = fs::read_to_string(dir.path().join("told"));
         assert_eq!(told.ok().as_deref(), Some("tidied\n"), "it got no SIGTERM");
         guard.finish();

@@ -27,7 +27,8 @@ function Attempt({ r, several, shown, pick }) {
       onClick=${pick}>attempt ${r.attempt}</button> ` : ''}
       <b class=${`x-${r.outcome}`}>${word(r.outcome)}</b>${r.instance && html` on <${On} id=${r.instance}
         />`}${r.attempt > 0 && r.trigger !== 'schedule' && `, ${cause(r.trigger)}`}
-      ${r.error && html`: <${Txt}>${r.error}<//>`}${r.count > 1
+      ${r.error && html`: <${Txt}>${r.error}<//>`}${r.left_processes > 0
+        && `; soloist ended ${many(r.left_processes, 'process', 'processes')} that it left in the background`}${r.count > 1
         && `; this record stands for ${r.count} occurrences`}</span>
     <span class="num nw t2">${end && `${end} · `}${r.outcome === 'running' ? html`<${Since} t=${ms(r.started_at)} />`
       : r.duration_ms != null ? took(r.duration_ms) : ''}</span></li>`;
