@@ -37,16 +37,19 @@ local NOTHING = {}
 
 -- Returns the list of open entries `before` (JSON, or false) with the entry of a grant at its end. The claimant wrote
 -- most of that entry. One concatenation, because making strings takes most of the time of a claim.
-local function append(before, c, at, attempt, trigger, key)
+local function append(before, c, at, attempt, trigger, key, by)
   local start = before and string.sub(before, 1, -2) .. ',' or '['
   key = key and '","key":' .. cjson.encode(key) .. ',' or '",'
+  if by then key = key .. '"by":' .. cjson.encode(by) .. ',' end
   return start .. '{"occurrence":' .. at .. ',"attempt":' .. attempt .. ',"trigger":"' .. trigger .. key .. c.entry
     .. GRANTED .. ']'
 end
 
 local function remember_trigger(c, key, at, triggers)
   local left = {}
-  for _, p in ipairs(triggers) do if p.key ~= key then left[#left + 1] = p end end
+  for _, p in ipairs(triggers) do
+    if p.key ~= key then left[#left + 1] = p else c.by = p.by end
+  end
   save_list(c.state, 'triggers', left)
   remember_key(c.state, key, at)
 end
@@ -61,7 +64,8 @@ end
 
 local function not_run(c, at, outcome, count, reason)
   push_history(c.history, cjson.encode({ job = c.job, occurrence = at, trigger = c.trigger, attempt = 0,
-    instance = instance, host = host, outcome = outcome, count = count, error = reason }))
+    instance = instance, host = host, outcome = outcome, count = count, error = reason,
+    by = c.by or c.asked[reason] }))
 end
 
 -- As `not_run`, of occurrences that a loss of the store's data, or a pause, kept from running. If the history has such
@@ -93,7 +97,7 @@ local function lapse(c, open, i, extra)
   push_history(c.history, cjson.encode({ run_id = e.run, job = c.job, occurrence = e.occurrence,
     trigger = e.trigger, attempt = e.attempt, instance = e.instance, host = e.host, started_at = began,
     finished_at = now, lateness_ms = began and began - e.occurrence, duration_ms = began and math.max(0, now - began),
-    outcome = 'unknown', error = reason_of_lapse(e), count = 1 }))
+    outcome = 'unknown', error = reason_of_lapse(e), count = 1, by = e.by }))
   -- Nobody saw this run end: it counts as active until its last renewal, not until the store found it dead.
   save_last(c.state, e, 'unknown', began, e.renewed_at, now)
   if extra.on_crash == 'rerun' and e.attempt < extra.max_attempts and not e.stop then
@@ -145,7 +149,7 @@ local function claim_open(c, open, i, extra, pause)
   local all = {}
   for j, other in ipairs(open) do
     if j == i then
-      all[j] = string.sub(append(false, c, int(e.occurrence), int(attempt), trigger, e.key), 2, -2)
+      all[j] = string.sub(append(false, c, int(e.occurrence), int(attempt), trigger, e.key, e.by), 2, -2)
     else
       all[j] = cjson.encode(other)
     end
@@ -271,6 +275,7 @@ local function claim(c)
   local never = c.start_by == -1 and JOB_REMOVED or OVERDUE .. cause
   local pause = st[5] and cjson.decode(st[5])
   local paused_why = pause and (pause.reason and 'paused: ' .. pause.reason or 'paused')
+  if pause then c.asked[paused_why] = pause.by end
   -- Returns an outcome, and why the occurrences from `first` to `last` do not run; nil: not for a loss or a pause.
   local function why_late(first, last)
     if c.start_by == -1 then return end
@@ -341,6 +346,7 @@ local function claim(c)
   end
   if not manual and st[6] and tonumber(st[6]) > 0 then
     redis.call('HINCRBY', c.state, 'skip', -1)
+    c.asked['skipped by request'] = redis.call('HGET', c.state, 'skip_by') or nil
     publish({ controlled = { job = c.job } })
     return decide(c, extra, at, triggers, 'skipped', 'skipped by request')
   end
@@ -402,7 +408,8 @@ local function claim(c)
 
   if manual then remember_trigger(c, extra.key, at, triggers) end
   local text = c.at_text ~= '' and c.at_text or int(at)
-  redis.call('HSET', c.state, 'newest', text, 'open', append(open_json, c, text, '1', c.trigger, extra.key))
+  redis.call('HSET', c.state, 'newest', text, 'open', append(open_json, c, text, '1', c.trigger, extra.key,
+    c.by))
   return { 'granted', text, '1', c.trigger }
 end
 
@@ -459,7 +466,7 @@ for i = 1, #KEYS / 2 do
   local answer = quick(state, a) or claim({ state = state, history = KEYS[2 * i], job = ARGV[a + 1],
     at_text = ARGV[a + 2], at = tonumber(ARGV[a + 2]), known = tonumber(ARGV[a + 3]), run = ARGV[a + 4],
     start_by = tonumber(ARGV[a + 5]), overlap = ARGV[a + 6], trigger = ARGV[a + 7], entry = ARGV[a + 8],
-    extra = ARGV[a + 9] })
+    extra = ARGV[a + 9], asked = {} })
   if type(answer) == 'table' and answer.err then return answer end
   out[i + 2] = answer
   if answer == 1 or type(answer) == 'table' and SEEN[answer[1]] then changed[#changed + 1] = ARGV[a + 1] end

@@ -34,7 +34,10 @@ if st[3] and string.find(st[3], ARGV[1], 1, true) then
   local last = cjson.decode(st[3])
   if last.run == ARGV[1] and last.outcome ~= 'unknown' then return { int(now_us), incarnation, 'done' } end
 end
-push_history(KEYS[2], ARGV[4])
+local open, i, by = st[2] and cjson.decode(st[2]) or {}, nil, nil
+for j, e in ipairs(open) do if e.run == ARGV[1] and not e.next_attempt then i = j end end
+if i and ARGV[3] == 'cancelled' then by = open[i].stopped_by elseif i then by = open[i].by end
+push_history(KEYS[2], by and string.sub(ARGV[4], 1, -2) .. ',"by":' .. cjson.encode(by) .. '}' or ARGV[4])
 local more, output = tonumber(ARGV[11]), load_output(KEYS[3])
 if more > 0 then
   local before = tonumber(ARGV[10])
@@ -54,8 +57,6 @@ end
 if output and ARGV[14] ~= '' then redis.call('HSET', KEYS[3], 'marks', ARGV[14]) end
 
 local ended = tonumber(ARGV[13]) or now
-local open, i = st[2] and cjson.decode(st[2]) or {}, nil
-for j, e in ipairs(open) do if e.run == ARGV[1] and not e.next_attempt then i = j end end
 if not i and st[1] == incarnation then
   -- The instance that found the lease lapsed could not know how the run ended: correct what it said.
   local last = st[3] and cjson.decode(st[3]) or {}

@@ -119,23 +119,24 @@ impl<'a> Asker<'a> {
         self.ask(|| self.store.drain(instance, on)).await
     }
 
-    /// `what` is the request for this `key`; `own`: the key is new, so that it can only be known from the same request.
+    /// `own`: the key is new, so that it can only be known from the same request.
     pub(crate) async fn trigger(
         self,
         job: &'a JobName,
-        what: &'a Control,
+        key: &str,
         own: bool,
+        by: &str,
     ) -> Result<Triggered, Refusal> {
-        let before = match what {
-            Control::Trigger { key } if !own => {
-                let jobs = std::slice::from_ref(job);
-                let seen = self.ask(|| self.store.observe(jobs)).await?;
-                let state = seen.value.into_iter().next().flatten();
-                state.map(|st| (st.knows_key(key), st.waits_since(key)))
-            }
-            _ => None,
-        };
-        let (reply, repeated) = self.controlled(job, what).await?;
+        let mut before = None;
+        if !own {
+            let jobs = std::slice::from_ref(job);
+            let seen = self.ask(|| self.store.observe(jobs)).await?;
+            let state = seen.value.into_iter().next().flatten();
+            before = state.map(|st| (st.knows_key(key), st.waits_since(key)));
+        }
+        let key = key.to_owned();
+        let what = Control::Trigger { key }.by(by);
+        let (reply, repeated) = self.controlled(job, &what).await?;
         if reply.value == Controlled::TooMany {
             return Err(too_many(job));
         }
@@ -152,6 +153,14 @@ impl<'a> Asker<'a> {
             sent: reply.sent,
         })
     }
+}
+
+/// Who runs this command: `alice@web-1`.
+pub(crate) fn me() -> String {
+    let uid = nix::unistd::getuid();
+    let user = nix::unistd::User::from_uid(uid).ok().flatten();
+    let name = user.map_or_else(|| uid.to_string(), |user| user.name);
+    format!("{name}@{}", store::host())
 }
 
 /// A trigger that the store has taken.

@@ -187,7 +187,7 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     async fn start(o: Options) -> anyhow::Result<Self> {
-        let host = host_name();
+        let host = crate::store::host();
         let instance = InstanceId::new(
             &o.instance
                 .unwrap_or_else(|| format!("{host}-{:04x}", fastrand::u16(..))),
@@ -599,16 +599,4 @@ async fn listen(
 /// Notifies systemd, if it started this process.
 fn notify(state: &[sd_notify::NotifyState<'_>]) {
     let _ = sd_notify::notify(state);
-}
-
-fn host_name() -> String {
-    let name = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    if name.is_empty() {
-        "host".to_owned()
-    } else {
-        name
-    }
 }

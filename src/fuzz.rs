@@ -768,6 +768,7 @@ fn record(at: i64) -> RunRecord {
         count: 1,
         usage: crate::model::Usage::default(),
         waited: None,
+        by: None,
     }
 }
 

@@ -531,9 +531,8 @@ impl<'g> GuardedRun<'g> {
             },
             None => Usage::default(),
         };
-        self.guard
-            .control
-            .report(&Report::Gone { at: ended, usage });
+        let gone = Report::Gone { at: ended, usage };
+        self.guard.control.report(&gone);
 
         let cause = self.life.cause();
         let error = self.error.or_else(|| {

@@ -294,10 +294,7 @@ impl LockClient {
         let queues = Arc::new(WaitQueues::default());
         let id = uuid::Uuid::new_v4().simple().to_string();
         let backend = Box::new(backend(&id, queues.clone())?);
-        let host = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
+        let host = crate::store::host();
         Ok(Self {
             core: Arc::new(Core {
                 backend,

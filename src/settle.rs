@@ -389,6 +389,7 @@ mod tests {
                 count: 1,
                 usage: Usage::default(),
                 waited: None,
+                by: None,
             },
             on_crash: next_attempt(Trigger::Takeover),
             on_failure: next_attempt(Trigger::Retry),

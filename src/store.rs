@@ -32,6 +32,16 @@ pub use self::{contract::*, output::OUTPUT_PATIENCE};
 /// How long a store remembers the last fencing token of a lock that nobody takes.
 pub const FENCE_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
+/// The name of this host, as those who use a store are told apart by it.
+#[cfg(any(feature = "redis", feature = "sqlite"))]
+pub(crate) fn host() -> String {
+    let host = rustix::system::uname();
+    match host.nodename().to_string_lossy() {
+        host if host.is_empty() => "host".to_owned(),
+        host => host.into_owned(),
+    }
+}
+
 /// Why a request to a store failed. `address` names the store, without secrets.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {

@@ -141,6 +141,9 @@ pub(crate) struct RunView {
     /// How many occurrences without a run this record stands for, up to `occurrence`. Written only if it is not 1.
     #[serde(skip_serializing_if = "is_one")]
     pub count: u64,
+    /// Who asked for it: cancelled what was cancelled, paused or skipped what was skipped, triggered any other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 fn is_one(n: &u64) -> bool {
@@ -173,15 +176,18 @@ impl From<RunRecord> for RunView {
             output_bytes: r.usage.output_bytes,
             left_processes: r.usage.left_processes,
             count: r.count,
+            by: r.by,
         }
     }
 }
 
 impl RunView {
-    /// What there is to say of it: its error, and what its command left.
+    /// What there is to say of it: its error, what its command left, and who asked for it.
     pub(crate) fn remarks(&self) -> String {
         let left = self.left_processes.map(words::left_behind);
-        let all = [self.error.clone(), left];
+        let left = left.map(|left| format!("soloist {left}"));
+        let by = self.by.as_ref().map(|by| format!("asked for by {by}"));
+        let all = [self.error.clone(), left, by];
         all.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
 
@@ -213,6 +219,7 @@ impl RunView {
             output_bytes: None,
             left_processes: None,
             count: 1,
+            by: open.by.clone(),
         }
     }
 }
@@ -558,6 +565,9 @@ pub(crate) struct PauseView {
     pub since: Time,
     pub until: Option<Time>,
     pub reason: Option<String>,
+    /// Who asked for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 impl JobView {
@@ -714,6 +724,7 @@ pub(crate) fn paused(st: &State, now: i64) -> Option<PauseView> {
         since: Time(p.at),
         until: p.until.map(Time),
         reason: p.reason.clone(),
+        by: p.by.clone(),
     })
 }
 

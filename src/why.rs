@@ -555,7 +555,7 @@ impl Facts<'_> {
         if last.outcome == Outcome::Running {
             let since = last.started_at.map_or(0, |t| self.now - t.0);
             return format!(
-                "It is running{on} for {}, attempt {}{late}.",
+                "It is running{on} for {}, attempt {}{late}{reason}.",
                 words::took(since),
                 last.attempt
             );

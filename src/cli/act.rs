@@ -124,8 +124,8 @@ struct Cancelled<'a> {
     dropped: usize,
 }
 
-async fn control(ctx: &Context, job: &JobName, what: &Control) -> Result<Controlled, Failure> {
-    let reply = ctx.asker().control(job, what).await;
+async fn control(ctx: &Context, job: &JobName, what: Control) -> Result<Controlled, Failure> {
+    let reply = ctx.asker().control(job, &what.by(&acts::me())).await;
     Ok(reply.map_err(|r| ctx.refused(r))?.value)
 }
 
@@ -148,7 +148,7 @@ pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> 
         until,
         reason: args.reason.clone(),
     };
-    let _ = control(ctx, &name, &what).await?;
+    let _ = control(ctx, &name, what).await?;
     let answer = Paused {
         job: &name,
         paused: true,
@@ -163,7 +163,7 @@ pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> 
 pub(super) async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
     let (name, job) = ctx.known_job(&args.job).await?;
     let (_, clock) = ctx.fleet().await?;
-    let changed = control(ctx, &name, &Control::Resume).await? == Controlled::Done;
+    let changed = control(ctx, &name, Control::Resume).await? == Controlled::Done;
     let answer = Resumed {
         job: &name,
         paused: false,
@@ -179,7 +179,7 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     let count = args.number;
     acts::skippable(&name, job, count).map_err(|r| ctx.refused(r))?;
     let (_, clock) = ctx.fleet().await?;
-    let _ = control(ctx, &name, &Control::Skip { count }).await?;
+    let _ = control(ctx, &name, Control::Skip { count }).await?;
     let reply = ctx.state(&name).await?;
     let now = clock.right(reply.now_us / 1000);
     // A pause skips its occurrences before `skip` counts: while a job is paused, nobody can say which ones `skip` will
@@ -238,7 +238,7 @@ pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure
         .map(|r| r.occurrence)
         .filter(|at| at.0 > shown)
         .collect();
-    let changed = control(ctx, &name, &Control::Rewind { ran }).await? == Controlled::Done;
+    let changed = control(ctx, &name, Control::Rewind { ran }).await? == Controlled::Done;
     let reply = ctx.state(&name).await?;
     let now = reply.now_us / 1000;
     let early = reply.value.unwrap_or_default().early;
@@ -282,7 +282,7 @@ pub(super) async fn cancel(ctx: &Context, args: &JobOnly) -> Result<Exit, Failur
         .iter()
         .filter(|o| o.next_attempt.is_some())
         .count();
-    let asked = match control(ctx, &name, &Control::Cancel).await? {
+    let asked = match control(ctx, &name, Control::Cancel).await? {
         Controlled::Stopping(runs) => runs,
         _ => vec![],
     };

@@ -34,11 +34,12 @@ struct Answer<'a> {
 
 pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failure> {
     let (fleet, clock) = ctx.fleet().await?;
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    let id = choose(&fleet, args.instance.as_deref(), &host, clock)?;
+    let id = choose(
+        &fleet,
+        args.instance.as_deref(),
+        &crate::store::host(),
+        clock,
+    )?;
     let asked = ctx.asker().drain(&id, on).await;
     asked.map_err(|r| ctx.refused(r))?;
     let info = fleet.instances.get(&id);

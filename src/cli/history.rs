@@ -162,7 +162,7 @@ pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
         "INSTANCE",
         ">LATE",
         ">TOOK",
-        "ERROR",
+        "NOTE",
     ]);
     for r in runs {
         let duration = match (r.outcome, r.started_at) {
@@ -231,6 +231,7 @@ pub(crate) mod tests {
             output_bytes: None,
             left_processes: None,
             count: 1,
+            by: None,
         }
     }
 
@@ -265,7 +266,7 @@ pub(crate) mod tests {
         let text = anstream::adapter::strip_str(&text).to_string();
         assert_eq!(
             text,
-            "JOB   OCCURRENCE            WHEN           OUTCOME    EXIT     TRY  TRIGGER   INSTANCE  LATE           TOOK  ERROR\n\
+            "JOB   OCCURRENCE            WHEN           OUTCOME    EXIT     TRY  TRIGGER   INSTANCE  LATE           TOOK  NOTE\n\
              draw  2026-11-20T15:12:39Z  2 s ago        running               2  retry     web-1     4 ms  2.31 s so far\n\
              draw  2026-11-20T15:11:39Z  1 min 2 s ago  timed_out  SIGKILL    1  schedule  web-1     4 ms          31 ms  timed out after 5 s\n\
              draw  2026-11-20T15:10:39Z  2 min 2 s ago  missed x3                schedule  web-1                          overdue, and not caught up\n\

@@ -184,11 +184,7 @@ pub(super) fn test(args: &Test, config: &Config, out: &Out) -> Result<Exit, Fail
         .enable_all()
         .build()
         .map_err(|e| Failure::internal("cannot start the runtime", e))?;
-    let host = rustix::system::uname()
-        .nodename()
-        .to_string_lossy()
-        .into_owned();
-    let from = InstanceId::new(&host);
+    let from = InstanceId::new(&crate::store::host());
     let now = clock::wall_us().div_euclid(1000);
     let sent = runtime.block_on(notifications::test(channel, config, &from, now));
     runtime.shutdown_background();

@@ -330,9 +330,10 @@ pub(super) fn paused(p: &PauseView, now: i64) -> String {
     let until = p.until.map_or("until resumed".to_owned(), |t| {
         format!("until {} ({})", show::instant(t.0), relative(t.0, now))
     });
+    let by: String = p.by.iter().map(|by| format!(" by {by}")).collect();
     match &p.reason {
-        Some(reason) => format!("paused {until}: {reason}"),
-        None => format!("paused {until}"),
+        Some(reason) => format!("paused {until}{by}: {reason}"),
+        None => format!("paused {until}{by}"),
     }
 }
 
@@ -526,6 +527,7 @@ mod tests {
                 until: Some(NOW + 7_200_000),
                 reason: Some("move".into()),
                 at: NOW - 1,
+                by: None,
             }),
             skip: 2,
             ..State::default()

@@ -247,16 +247,14 @@ async fn suspend(continued: &mut Signal) -> io::Result<()> {
 /// Does what was asked and confirmed; returns what came of it in words.
 async fn perform(ctx: &Context, act: Act) -> Result<String, Failure> {
     let (fleet, clock) = ctx.fleet().await?;
-    let asker = ctx.asker();
+    let (asker, by) = (ctx.asker(), acts::me());
     let refused = |r| ctx.refused(r);
     let defined = |name| ctx.config.jobs.get(name).map(|job| &**job);
     match act {
         Act::Quit | Act::Suspend | Act::Redraw => Ok(String::new()),
         Act::Trigger(job) => {
-            let what = Control::Trigger {
-                key: acts::own_key(),
-            };
-            asker.trigger(&job, &what, true).await.map_err(refused)?;
+            let asked = asker.trigger(&job, &acts::own_key(), true, &by).await;
+            asked.map_err(refused)?;
             let config = defined(&job).map(|_| ctx.config.digest.clone());
             Ok(format!(
                 "`{job}` is triggered; {}",
@@ -270,24 +268,24 @@ async fn perform(ctx: &Context, act: Act) -> Result<String, Failure> {
                 text => Some(acts::until("until", text, zone, clock.now).map_err(refused)?),
             };
             let reason = (!reason.is_empty()).then_some(reason);
-            let what = Control::Pause { until, reason };
+            let what = Control::Pause { until, reason }.by(&by);
             asker.control(&job, &what).await.map_err(refused)?;
             Ok(acts::paused(&job, until, clock.now))
         }
         Act::Resume(job) => {
-            let reply = asker.control(&job, &Control::Resume).await;
+            let reply = asker.control(&job, &Control::Resume.by(&by)).await;
             let changed = reply.map_err(refused)?.value == Controlled::Done;
             Ok(acts::resumed(&job, defined(&job), changed, clock))
         }
         Act::Skip { job, count } => {
             acts::skippable(&job, defined(&job), count).map_err(refused)?;
-            let what = Control::Skip { count };
+            let what = Control::Skip { count }.by(&by);
             asker.control(&job, &what).await.map_err(refused)?;
             let first = acts::planned(defined(&job), clock.now, (count as usize).min(3));
             Ok(acts::skips(&job, count, &first))
         }
         Act::Cancel(job) => {
-            let reply = asker.control(&job, &Control::Cancel).await;
+            let reply = asker.control(&job, &Control::Cancel.by(&by)).await;
             Ok(match reply.map_err(refused)?.value {
                 Controlled::Stopping(runs) if !runs.is_empty() => {
                     let runs = show::count(runs.len(), "run");

@@ -16,7 +16,7 @@ use crate::{
     clock::Boottime,
     config::Job,
     logic::{
-        claim::{Control, Open, State, trigger_is_over},
+        claim::{Open, State, trigger_is_over},
         observe,
     },
     model::{JobName, Occurrence, Outcome, RunId, RunRecord},
@@ -84,7 +84,6 @@ struct Answer<'a> {
 pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failure> {
     let job = ctx.job(&args.job)?;
     let key = args.key.clone().unwrap_or_else(acts::own_key);
-    let what = Control::Trigger { key: key.clone() };
     // Subscribe before the request, so that no hint about its end is missed.
     let mut events = ctx.store.events();
     let (fleet, clock) = ctx.fleet().await?;
@@ -92,7 +91,8 @@ pub(super) async fn trigger(ctx: &Context, args: &Trigger) -> Result<Exit, Failu
         remark(&format!("the store: {problem}"));
     }
     let own = args.key.is_none();
-    let triggered = ctx.asker().trigger(&job.name, &what, own).await;
+    let (asker, me) = (ctx.asker(), acts::me());
+    let triggered = asker.trigger(&job.name, &key, own, &me).await;
     let triggered = triggered.map_err(|r| ctx.refused(r))?;
     let mut answer = Answer {
         job: &job.name,

@@ -509,6 +509,7 @@ mod tests {
             until: None,
             reason: None,
             at: 0,
+            by: None,
         });
         assert_eq!(
             told(&f, AT + HOUR),
@@ -556,6 +557,7 @@ mod tests {
         f.state.as_mut().unwrap().triggers = vec![crate::logic::claim::Pending {
             key: "~k".into(),
             at,
+            by: None,
         }];
         assert_eq!(f.latest(), Some(Occurrence(at)));
         let waits = "It is a trigger that no instance has started yet";

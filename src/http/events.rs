@@ -82,6 +82,9 @@ pub(super) struct Feed {
     /// Why the job is paused, or a message was not delivered; or which jobs the notifier lacks, and who is told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
+    /// Who asked for it: the name of a token, `alice@web-1`, or `http@HOST`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) by: Option<String>,
     /// The channel that did not take a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) channel: Option<String>,

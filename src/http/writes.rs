@@ -294,10 +294,12 @@ impl App {
     }
 }
 
-/// Whoever looks into the log finds who has asked for what.
-fn told(caller: &Caller, what: &str, of: &dyn std::fmt::Display) {
-    let by = caller.name.as_deref().unwrap_or("somebody without a token");
+/// Logs who asks for what. Returns who: the name of the token, or only that it came over HTTP.
+fn told(caller: &Caller, what: &str, of: &dyn std::fmt::Display) -> String {
+    let nobody = || format!("http@{}", crate::store::host());
+    let by = caller.name.as_deref().map_or_else(nobody, str::to_owned);
     info!(by, "asked over HTTP: {what} {of}");
+    by
 }
 
 /// Run a job once now, on exactly one instance
@@ -324,15 +326,15 @@ pub(super) async fn trigger(
         Some(key) => acts::key(&key).map_err(|why| Problem::bad(format!("`key`: {why}")))?,
         None => acts::own_key(),
     };
-    told(&caller, "trigger", &job);
+    let by = told(&caller, "trigger", &job);
     let (store, retry) = (app.store.clone(), app.retry.clone());
-    let (name, what) = (job.clone(), Control::Trigger { key: key.clone() });
+    let (name, asked) = (job.clone(), key.clone());
     let act = async move {
         let asker = Asker {
             store: &*store,
             retry: &retry,
         };
-        asker.trigger(&name, &what, own).await
+        asker.trigger(&name, &asked, own, &by).await
     };
     let taken = app.act(act).await?;
     let who = {
@@ -395,8 +397,9 @@ pub(super) async fn pause(
         .map(|text| acts::until("until", text, &zone, now))
         .transpose()?;
     let reason = request.reason.filter(|text| !text.is_empty());
-    told(&caller, "pause", &job);
-    app.control(&job, Control::Pause { until, reason }).await?;
+    let by = told(&caller, "pause", &job);
+    let what = Control::Pause { until, reason };
+    app.control(&job, what.by(&by)).await?;
     Ok(json(&Done {
         until: Some(until.map(Time)),
         ..Done::new(true, acts::paused(&job, until, now))
@@ -422,8 +425,8 @@ pub(super) async fn resume(
     Json(_): Json<NoRequest>,
 ) -> Result<Response, Problem> {
     let job = named(&app.board, &job)?;
-    told(&caller, "resume", &job);
-    let changed = app.control(&job, Control::Resume).await? == Controlled::Done;
+    let by = told(&caller, "resume", &job);
+    let changed = app.control(&job, Control::Resume.by(&by)).await? == Controlled::Done;
     let inner = app.board.read();
     let definition = inner.definition(&job);
     let detail = acts::resumed(&job, definition.as_deref(), changed, inner.clock());
@@ -461,8 +464,8 @@ pub(super) async fn skip(
             }
         })?;
     }
-    told(&caller, "skip occurrences of", &job);
-    app.control(&job, Control::Skip { count }).await?;
+    let by = told(&caller, "skip occurrences of", &job);
+    app.control(&job, Control::Skip { count }.by(&by)).await?;
     let inner = app.board.read();
     let definition = inner.definition(&job);
     // During a pause nobody can say which ones will be hit.
@@ -500,8 +503,8 @@ pub(super) async fn cancel(
     Json(_): Json<NoRequest>,
 ) -> Result<Response, Problem> {
     let job = named(&app.board, &job)?;
-    told(&caller, "cancel", &job);
-    let answer = app.control(&job, Control::Cancel).await?;
+    let by = told(&caller, "cancel", &job);
+    let answer = app.control(&job, Control::Cancel.by(&by)).await?;
     let done = answer != Controlled::Nothing;
     let runs = match answer {
         Controlled::Stopping(runs) => runs,

@@ -229,10 +229,7 @@ impl Elector {
             )));
         }
         let lease = config::Lease::new(lease, CLOCK_DRIFT).map_err(refuse)?;
-        let host = rustix::system::uname()
-            .nodename()
-            .to_string_lossy()
-            .into_owned();
+        let host = crate::store::host();
         let random = uuid::Uuid::new_v4().simple().to_string();
         let clock = Arc::new(StoreClock::default());
         store.believe(clock.clone());

@@ -36,17 +36,22 @@ use crate::model::{Occurrence, Outcome, RunRecord, Trigger};
 fn not_run(
     claim: &Claim,
     occurrence: Occurrence,
-    outcome: Outcome,
     count: u64,
-    error: &str,
+    (outcome, error, by): Kept,
 ) -> RunRecord {
     RunRecord {
         instance: Some(claim.instance.clone()),
         host: Some(claim.host.clone()),
-        error: Some(error.to_owned()),
+        error: Some(error),
         count,
+        by,
         ..RunRecord::without_run(&claim.job, occurrence, claim.trigger, outcome)
     }
+}
+
+/// What nobody asked for.
+fn unasked(outcome: Outcome, why: impl Into<String>) -> Kept {
+    (outcome, why.into(), None)
 }
 
 pub const LOST: &str = "the store lost its data, and no record of this occurrence survived";
@@ -121,7 +126,7 @@ fn claim_undecided(
     give_up_missed(st, c, at, effects)?;
     apply_early_runs(st, c, at)?;
     if rule!(LostMayHaveRun, !c.is_manual() && at.0 <= st.lost_before) {
-        let answer = decide(st, c, at, now, Outcome::Unknown, LOST.to_owned(), effects);
+        let answer = decide(st, c, at, now, unasked(Outcome::Unknown, LOST), effects);
         return ControlFlow::Break(answer);
     }
     if !c.is_manual() && c.start_by != REMOVED && st.first_wait && at.0 <= st.lost_until {
@@ -132,14 +137,13 @@ fn claim_undecided(
     if rule!(OverlapIsLookedAt, c.overlap != Overlap::Allow) {
         overlap::apply(st, c, at, now, effects)?;
     }
-    let key = match &c.target {
+    let key_by = match &c.target {
         Target::Manual { key, .. } => {
-            if rule!(KeysAreRemembered, true) {
-                st.remember_trigger(key, at, now);
-            }
-            Some(key.clone())
+            let remembers = rule!(KeysAreRemembered, true);
+            let by = remembers.then(|| st.remember_trigger(key, at, now));
+            (Some(key.clone()), by.flatten())
         }
-        Target::Scheduled(_) => None,
+        Target::Scheduled(_) => (None, None),
     };
     if rule!(GrantIsRemembered, true) {
         st.newest = at.0;
@@ -149,7 +153,7 @@ fn claim_undecided(
         attempt: 1,
         trigger: c.trigger,
     };
-    let open = Open::granted(c, first, key, now, incarnation);
+    let open = Open::granted(c, first, key_by, now, incarnation);
     let grant = open.grant();
     st.open.push(open);
     ControlFlow::Continue(grant)
@@ -184,7 +188,8 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
             if rule!(TooLateIsMissed, now > c.start_by) {
                 // A record needs no room among the decided occurrences.
                 let at = planned_never(trigger.at.min(now));
-                let answer = not_started(st, c, at, now, Outcome::Missed, too_late(c), effects);
+                let late = unasked(Outcome::Missed, too_late(c));
+                let answer = not_started(st, c, at, now, late, effects);
                 return ControlFlow::Break(answer);
             }
             // If `before` has passed and is not decided, more than one trigger needs room before it. A job is planned
@@ -250,7 +255,7 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
             continue;
         }
         st.newest = m.last.0;
-        let record = not_run(c, m.last, Outcome::Missed, m.count, &never(c));
+        let record = not_run(c, m.last, m.count, unasked(Outcome::Missed, never(c)));
         effects.records.push(record);
     }
     ControlFlow::Continue(())
@@ -258,23 +263,24 @@ fn give_up_missed(st: &mut State, c: &Claim, at: Occurrence, effects: &mut Effec
 
 /// `m` is decided without a run, because the store had lost its data, or the job was paused. What one loss or pause
 /// kept from running is one record of the job, as long as no other occurrence of the job comes in between.
-fn keep_back(st: &mut State, c: &Claim, m: &Missed, (outcome, why): Kept, effects: &mut Effects) {
+fn keep_back(st: &mut State, c: &Claim, m: &Missed, kept: Kept, effects: &mut Effects) {
     let before = Occurrence(std::mem::replace(&mut st.newest, m.last.0));
     // One that ran early has an outcome of its own.
     let apart = st.early.iter().any(|e| before < *e && *e < m.first);
     let goes_on = |r: &&mut RunRecord| {
-        !apart && r.job == c.job && r.occurrence == before && r.error.as_ref() == Some(&why)
+        !apart && r.job == c.job && r.occurrence == before && r.error.as_ref() == Some(&kept.1)
     };
     if let Some(r) = effects.records.last_mut().filter(goes_on) {
         let count = r.count.saturating_add(m.count);
-        *r = not_run(c, m.last, outcome, count, &why);
+        *r = not_run(c, m.last, count, kept);
         let of_it = |j: &&mut Joined| j.job == c.job && j.at == before;
         if let Some(joined) = effects.joined.iter_mut().find(of_it) {
             joined.at = m.last;
         }
         return;
     }
-    let record = not_run(c, m.last, outcome, m.count, &why);
+    let why = kept.1.clone();
+    let record = not_run(c, m.last, m.count, kept);
     effects.records.push(record);
     if !apart {
         effects.joined.push(Joined {
@@ -294,7 +300,7 @@ fn keep_one_back(
     kept: Kept,
     effects: &mut Effects,
 ) -> Answer {
-    let (outcome, reason) = kept.clone();
+    let (outcome, reason, _) = kept.clone();
     keep_back(st, c, &Missed::one(at), kept, effects);
     Answer::Recorded { outcome, reason }
 }
@@ -328,10 +334,10 @@ fn apply_pause_and_skip(
     let kept = st.why_late(c, &Missed::one(at)).filter(|_| late);
     if let Some(p) = &st.pause {
         if rule!(PauseHolds, p.until.is_none_or(|until| now < until)) {
-            let (outcome, reason) = p.kept();
+            let kept = p.kept();
             let answer = match late && c.start_by != REMOVED {
-                true => keep_one_back(st, c, at, (outcome, reason), effects),
-                false => decide(st, c, at, now, outcome, reason, effects),
+                true => keep_one_back(st, c, at, kept, effects),
+                false => decide(st, c, at, now, kept, effects),
             };
             return ControlFlow::Break(answer);
         }
@@ -341,8 +347,8 @@ fn apply_pause_and_skip(
         st.skip -= 1;
         let event = Event::Controlled { job: c.job.clone() };
         effects.events.push(event);
-        let reason = SKIPPED.to_owned();
-        let answer = decide(st, c, at, now, Outcome::Skipped, reason, effects);
+        let kept = (Outcome::Skipped, SKIPPED.to_owned(), st.skip_by.clone());
+        let answer = decide(st, c, at, now, kept, effects);
         return ControlFlow::Break(answer);
     }
     if rule!(TooLateIsMissed, late) {
@@ -353,7 +359,7 @@ fn apply_pause_and_skip(
             true => never(c),
             false => too_late(c),
         };
-        let answer = decide(st, c, at, now, Outcome::Missed, reason, effects);
+        let answer = decide(st, c, at, now, unasked(Outcome::Missed, reason), effects);
         return ControlFlow::Break(answer);
     }
     ControlFlow::Continue(())
@@ -436,7 +442,8 @@ fn claim_open(
         attempt: e.run.attempt.saturating_add(1),
         trigger: next_attempt.trigger,
     };
-    *e = Open::granted(c, next, e.run.key.take(), now, incarnation);
+    let key_by = (e.run.key.take(), e.by.take());
+    *e = Open::granted(c, next, key_by, now, incarnation);
     Answer::Granted(e.grant())
 }
 
@@ -493,12 +500,11 @@ fn decide(
     c: &Claim,
     at: Occurrence,
     now: i64,
-    outcome: Outcome,
-    reason: String,
+    kept: Kept,
     effects: &mut Effects,
 ) -> Answer {
     st.newest = st.newest.max(at.0);
-    not_started(st, c, at, now, outcome, reason, effects)
+    not_started(st, c, at, now, kept, effects)
 }
 
 /// As [`decide`], but occurrences before `at` stay undecided.
@@ -507,13 +513,13 @@ fn not_started(
     c: &Claim,
     at: Occurrence,
     now: i64,
-    outcome: Outcome,
-    reason: String,
+    mut kept: Kept,
     effects: &mut Effects,
 ) -> Answer {
     if let Target::Manual { key, .. } = &c.target {
-        st.remember_trigger(key, at, now);
+        kept.2 = st.remember_trigger(key, at, now);
     }
-    effects.records.push(not_run(c, at, outcome, 1, &reason));
+    let (outcome, reason, _) = kept.clone();
+    effects.records.push(not_run(c, at, 1, kept));
     Answer::Recorded { outcome, reason }
 }

@@ -130,6 +130,7 @@ mod tests {
                 until,
                 reason: None,
                 at: NOON,
+                by: None,
             }),
             ..State::default()
         }

@@ -165,6 +165,8 @@ mod tests {
             renewed_at: 0,
             stop: None,
             next_attempt: None,
+            by: None,
+            stopped_by: None,
         }
     }
 

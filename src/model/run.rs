@@ -389,6 +389,9 @@ pub struct RunRecord {
     /// What its start waited for longest, and how long, ms. None: it was not late, or nobody knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waited: Option<(Wait, u64)>,
+    /// Who asked for it: cancelled what was cancelled, paused or skipped what was skipped, triggered any other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 /// What the start of a run may wait for.
@@ -534,6 +537,7 @@ impl RunRecord {
             count: 1,
             usage: Usage::default(),
             waited: None,
+            by: None,
         }
     }
 

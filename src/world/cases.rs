@@ -376,6 +376,7 @@ mod tests {
                 until,
                 reason: Some("by \"hand\" / now".to_owned()),
                 at: T - 45_000,
+                by: None,
             };
             let missed = [T - 50_000, T - 40_000, T - 20_000];
             let missed = missed.map(|at| Missed::one(Occurrence(at))).to_vec();
@@ -416,6 +417,7 @@ mod tests {
             triggers: vec![Pending {
                 key: "k".to_owned(),
                 at: T,
+                by: None,
             }],
             ..known()
         };
@@ -444,6 +446,7 @@ mod tests {
         let pending = |key: &str| Pending {
             key: key.to_owned(),
             at: T,
+            by: None,
         };
         let used = Triggered {
             key: "k".to_owned(),

@@ -846,7 +846,7 @@ fn next_says_what_will_not_run() {
     run(&["pause", "draw"]).ok();
     let draw = run(&["next", "draw", "-n", "2"]).ok();
     assert_eq!(
-        draw.matches("  paused until resumed\n").count(),
+        draw.matches("  paused until resumed by ").count(),
         2,
         "{draw}"
     );
@@ -1164,6 +1164,7 @@ impl Held<'_> {
             count: 1,
             usage: soloist::model::Usage::default(),
             waited: None,
+            by: None,
         };
         let settle = Settle {
             run: self.claim.run,
@@ -1677,11 +1678,12 @@ fn pause_resume_and_skip_are_seen_by_the_whole_fleet() {
     let paused = draw(&["status", "--json"])["paused"].clone();
     assert_eq!(paused["reason"], "moving disks");
     assert!(paused["until"].is_string());
+    let by = paused["by"].as_str().expect("a name");
     assert!(
         fleet
             .run(&["status"])
             .ok()
-            .contains("(in 1 h 59 min): moving disks")
+            .contains(&format!("(in 1 h 59 min) by {by}: moving disks"))
     );
     let (chain, _) = fleet
         .run(&["pause", "draw", "--until", "2020-01-01T00:00:00Z"])

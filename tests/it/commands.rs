@@ -238,6 +238,36 @@ fn cancel_ends_the_run_wherever_it_is_and_nothing_of_it_comes_again() {
     }
 }
 
+#[test]
+fn people_see_who_asked() {
+    let fleet = fleet(1)
+        .sqlite()
+        .job("job", "command = 'true'\nschedule = '@every 1s'")
+        .start();
+    fleet.wait_record("job", "succeeded");
+    fleet.said(&["pause", "job", "--reason", "moving"]);
+    let host = rustix::system::uname();
+    let host = host.nodename().to_string_lossy().into_owned();
+    let skipped = fleet.wait_record("job", "skipped");
+    let by = skipped["by"].as_str().expect("a name").to_owned();
+    assert!(by.ends_with(&format!("@{host}")), "{by}");
+    let asked = format!("asked for by {by}");
+    let at = skipped["occurrence"].as_str().expect("an instant");
+    for (words, said) in [
+        (&["status"][..], &*format!("until resumed by {by}: moving")),
+        (&["history", "job"], &asked),
+        (&["why", "job", at], &asked),
+    ] {
+        let text = fleet.said(words);
+        assert!(text.contains(said), "{words:?}: {text}");
+    }
+    fleet.said(&["trigger", "job"]);
+    let manual = |r: &Value| r["trigger"] == "manual" && r["by"] == *by;
+    wait_until("the run says who triggered it", GENEROUS, || {
+        fleet.history("job").iter().any(manual)
+    });
+}
+
 /// cron leaves them alone, so people who come from it have to be told.
 #[test]
 fn what_a_command_left_in_the_background_is_ended_and_told() {

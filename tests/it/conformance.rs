@@ -101,6 +101,7 @@ conformance! {
     what_comes_late_in_a_pause_is_skipped
     skips_are_counted
     a_cancel_reaches_the_holder
+    records_say_who_asked
     a_trigger_runs_once_for_its_key
     a_trigger_that_has_no_room_waits_and_is_recorded_in_the_end
     a_trigger_that_is_given_up_jumps_over_nothing
@@ -1442,6 +1443,91 @@ async fn a_cancel_reaches_the_holder(bed: Bed) {
     assert!(state(&*s).await.open.is_empty());
 }
 
+async fn records_say_who_asked(bed: Bed) {
+    let (s, now) = ready(&bed).await;
+    let by = |what: Control, who: &str| control(&*s, what.by(who));
+    let pause = Control::Pause {
+        until: None,
+        reason: Some("moving".to_owned()),
+    };
+    assert_eq!(by(pause, "alice@web-1").await, Controlled::Done);
+    // In its time, and two that come late: one record, which goes on.
+    for at in [now - 3000, now - 2900, now - 2800] {
+        let late = Claim {
+            start_by: if at == now - 3000 { i64::MAX / 2 } else { at },
+            ..claim(at, "a")
+        };
+        assert!(matches!(one(&*s, &late).await, Answer::Recorded { .. }));
+    }
+    assert_eq!(by(Control::Resume, "bob \"x\" ü").await, Controlled::Done);
+    let resumed_by = state(&*s).await.resumed_by;
+    assert_eq!(resumed_by.as_deref(), Some("bob \"x\" ü"));
+    let skip = Control::Skip { count: 1 };
+    assert_eq!(by(skip, "carol").await, Controlled::Done);
+    let skipped = one(&*s, &claim(now - 2500, "a")).await;
+    assert!(matches!(skipped, Answer::Recorded { .. }), "{skipped:?}");
+    // A trigger, and its retry, which somebody else cancels.
+    let put = |key: &str| Control::Trigger {
+        key: key.to_owned(),
+    };
+    assert_eq!(by(put("k"), "dave/\"\n\"").await, Controlled::Done);
+    let mine = manual("k", None, "a");
+    let Answer::Granted(g) = in_time(&*s, &mine).await else {
+        panic!("no grant")
+    };
+    let failed = Settle {
+        next_attempt: Some(DelayedAttempt {
+            delay_ms: 0,
+            trigger: Trigger::Retry,
+        }),
+        ..settlement(&mine, g, Outcome::Failed)
+    };
+    let _ = s.settle(&failed, &nothing()).await.unwrap();
+    let again = manual("k", None, "b");
+    let Answer::Granted(g) = in_time(&*s, &again).await else {
+        panic!("no grant")
+    };
+    let asked = by(Control::Cancel, "erin").await;
+    assert_eq!(asked, Controlled::Stopping(vec![again.run]));
+    let _ = settle(&*s, &again, g, Outcome::Cancelled).await;
+    // One that nobody starts, and one whose instance vanishes.
+    assert_eq!(by(put("l"), "frank").await, Controlled::Done);
+    let late = Claim {
+        start_by: 0,
+        ..manual("l", None, "a")
+    };
+    assert!(matches!(one(&*s, &late).await, Answer::Recorded { .. }));
+    assert_eq!(by(put("m"), "grace").await, Controlled::Done);
+    let gone = manual("m", None, "a");
+    assert!(matches!(in_time(&*s, &gone).await, Answer::Granted(_)));
+    let open = state(&*s).await.open.remove(0);
+    let proof = Claim {
+        observed: observed(&open),
+        ..manual("m", None, "b")
+    };
+    assert!(matches!(one(&*s, &proof).await, Answer::Recorded { .. }));
+    let records = s.history(&j(), 100).await.unwrap();
+    let said: Vec<_> = records
+        .iter()
+        .rev()
+        .map(|r| (r.outcome, r.by.as_deref()))
+        .collect();
+    assert_eq!(
+        said,
+        [
+            (Outcome::Skipped, Some("alice@web-1")),
+            (Outcome::Skipped, Some("carol")),
+            (Outcome::Failed, Some("dave/\"\"")),
+            (Outcome::Cancelled, Some("erin")),
+            (Outcome::Missed, Some("frank")),
+            (Outcome::Unknown, Some("grace")),
+        ]
+    );
+    let asked = by(Control::Skip { count: 2 }, &"ü".repeat(200)).await;
+    assert_eq!(asked, Controlled::Done);
+    assert_eq!(state(&*s).await.skip_by, Some("ü".repeat(100)));
+}
+
 async fn a_trigger_runs_once_for_its_key(bed: Bed) {
     let (s, _) = ready(&bed).await;
     let mut events = listen(&*s).await;
@@ -1910,6 +1996,7 @@ async fn what_people_asked_for_is_told_again_until_they_ask_for_something_else(b
             until: None,
             reason: None,
             at: now - MINUTE,
+            by: None,
         }),
         skip: 2,
         skip_at: now - MINUTE,
@@ -3789,6 +3876,8 @@ fn a_settlement_ends_the_attempts_up_to_its_own() {
             renewed_at: 0,
             stop: None,
             next_attempt: None,
+            by: None,
+            stopped_by: None,
         }
     };
     for (attempt, left) in [(1, 1), (2, 0), (3, 0)] {

@@ -1445,6 +1445,7 @@ async fn an_attempt_that_goes_first_finds_a_slot() {
             count: 1,
             usage: soloist::model::Usage::default(),
             waited: None,
+            by: None,
         },
         next_attempt: Some(DelayedAttempt {
             delay_ms: 0,

@@ -242,8 +242,10 @@ impl Model {
                 until: self.one_in(2).then(|| self.now + self.rng.i64(-20..60)),
                 reason: None,
                 at: self.now + self.rng.i64(-100..20),
+                by: self.by(),
             }),
             skip: self.rng.u32(..2),
+            skip_by: self.by(),
             skip_at: if self.one_in(6) {
                 self.now + self.rng.i64(-100..20)
             } else {
@@ -259,10 +261,16 @@ impl Model {
             triggers: (self.one_in(6).then(|| Pending {
                 key: self.key(),
                 at: self.now + self.rng.i64(-100..20),
+                by: self.by(),
             }))
             .into_iter()
             .collect(),
         }
+    }
+
+    fn by(&mut self) -> Option<String> {
+        self.one_in(2)
+            .then(|| "ü/\"@\"".to_owned() + &self.rng.u8(..9).to_string())
     }
 
     fn key(&mut self) -> String {
@@ -512,6 +520,7 @@ async fn settle(store: &dyn Store, m: &mut Model) {
             count: 1,
             usage: soloist::model::Usage::default(),
             waited: None,
+            by: None,
         },
         next_attempt: retry,
     };
@@ -576,6 +585,10 @@ async fn control(store: &dyn Store, m: &mut Model) {
             ran: vec![Occurrence(m.instant()), Occurrence(m.now + 60)],
         },
         _ => Control::Trigger { key: m.key() },
+    };
+    let what = match m.by() {
+        Some(by) => what.by(&by),
+        None => what,
     };
     let r = store.control(&job, &what).await.unwrap();
     m.note_reply(&r);

@@ -144,7 +144,11 @@ fn shape(line: &str) -> String {
             }
         }
         let day = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"].contains(&word);
-        text += if day { "DAY" } else { &shaped };
+        text += match day {
+            true => "DAY",
+            false if word.contains('@') => "WHO",
+            false => &shaped,
+        };
         text.push(' ');
     }
     // A whole second is written without its milliseconds.

@@ -68,6 +68,7 @@ fn record(c: &Claim) -> RunRecord {
         count: 1,
         usage: soloist::model::Usage::default(),
         waited: None,
+        by: None,
     }
 }
 

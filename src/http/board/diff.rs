@@ -96,8 +96,13 @@ pub(super) fn states(
             .filter(|key| !pending(before, key)),
     );
     for key in triggered {
+        let waits = after.triggers.iter().find(|t| t.key == key);
+        let waits = waits.and_then(|t| t.by.clone());
+        let mut open = after.open.iter();
+        let runs = || open.find(|o| o.run.key.as_deref() == Some(key))?.by.clone();
         let feed = Feed {
             key: own(key),
+            by: waits.or_else(runs),
             ..Feed::default()
         };
         fed.push(("triggered", feed));
@@ -141,7 +146,8 @@ pub(super) fn states(
             _ => {}
         }
         if asked(o) && !again && !known.is_some_and(asked) {
-            fed.push(("cancelled", of_run));
+            let by = o.stopped_by.clone();
+            fed.push(("cancelled", Feed { by, ..of_run }));
         }
     }
     // Only a request drops an attempt that waits, unless something newer is decided, or the store's data changed.
@@ -164,12 +170,17 @@ pub(super) fn states(
     // A pause that was over already is only cleared away.
     let held = |p: &Pause| p.until.is_none_or(|until| until > after.resumed);
     if new(after.resumed) && before.pause.as_ref().is_none_or(held) {
-        fed.push(("resumed", Feed::default()));
+        let feed = Feed {
+            by: after.resumed_by.clone(),
+            ..Feed::default()
+        };
+        fed.push(("resumed", feed));
     }
     if let Some(p) = after.pause.as_ref().filter(|p| new(p.at)) {
         let feed = Feed {
             reason: p.reason.clone(),
             until: p.until.map(Time),
+            by: p.by.clone(),
             ..Feed::default()
         };
         fed.push(("paused", feed));
@@ -177,6 +188,7 @@ pub(super) fn states(
     if new(after.skip_at) {
         let feed = Feed {
             count: Some(u64::from(after.skip)),
+            by: after.skip_by.clone(),
             ..Feed::default()
         };
         fed.push(("skip", feed));
@@ -342,6 +354,7 @@ mod tests {
                 until,
                 reason: None,
                 at,
+                by: None,
             }),
             ..of(incarnation)
         }
@@ -393,6 +406,7 @@ mod tests {
             let one = Pending {
                 key: "k".to_owned(),
                 at: 150,
+                by: None,
             };
             State {
                 triggers: vec![one],

@@ -73,7 +73,7 @@ function Item({ e, sel }) {
     ${' '}${e.job ? html`<a class="b a" href=${jobLink(e.job, o)}><${Txt}>${e.job}<//></a>` : e.instance
       && e.kind !== 'configuration' ? html`<a class="b a" href="#/instances"><${Who} id=${e.instance} /></a>`
     : html`<span class="b">${e.kind === 'store' || e.kind === 'data_lost' ? 'the store' : e.instance ? short(e.instance)
-      : ''}</span>`} ${text(e)}</div></td></tr>`;
+      : ''}</span>`} ${text(e)}${e.by && html`, by <${Txt}>${e.by}<//>`}</div></td></tr>`;
 }
 
 export function Events({ query }) {
@@ -88,8 +88,8 @@ export function Events({ query }) {
   const [sel, setSel] = useState(-1);
   const [, again] = useState(0);
   const words = q.toLowerCase().split(/\s+/).filter(Boolean);
-  const matches = (e) => has(e, f) && words.every((w) => `${e.job || ''} ${e.instance || ''} ${e.kind} ${word(e.outcome
-    || '')}`.toLowerCase().includes(w));
+  const matches = (e) => has(e, f) && words.every((w) => `${e.job || ''} ${e.instance || ''} ${e.by || ''} ${
+    e.kind} ${word(e.outcome || '')}`.toLowerCase().includes(w));
   // What is read stays where it is: new events wait while the list is scrolled, or a row is selected.
   const busy = scrollY > 60 || sel >= 0 || box.current?.matches(':hover');
   const key = `${q}|${f}`;

@@ -45,7 +45,8 @@ function Notes({ job, state }) {
   if (job.unreadable) say('unknown', html`Its state in the store cannot be read: <${Txt}>${job.unreadable}<//>`);
   if (job.paused && state.key !== 'running') {
     say('paused', html`Paused since ${when(Math.floor(ms(job.paused.since) / 1000) * 1000, n)}${job.paused.until
-      ? ` until ${when(ms(job.paused.until), n)}` : ', until it is resumed'}${job.paused.reason && html`:
+      ? ` until ${when(ms(job.paused.until), n)}` : ', until it is resumed'}${
+      job.paused.by && html` by <${Txt}>${job.paused.by}<//>`}${job.paused.reason && html`:
         “<${Txt}>${job.paused.reason}<//>”`}`);
   }
   for (const r of job.running) {

@@ -28,7 +28,8 @@ function Attempt({ r, several, shown, pick }) {
       <b class=${`x-${r.outcome}`}>${word(r.outcome)}</b>${r.instance && html` on <${On} id=${r.instance}
         />`}${r.attempt > 0 && r.trigger !== 'schedule' && `, ${cause(r.trigger)}`}
       ${r.error && html`: <${Txt}>${r.error}<//>`}${r.left_processes > 0
-        && `; soloist ended ${many(r.left_processes, 'process', 'processes')} that it left in the background`}${r.count > 1
+        && `; soloist ended ${many(r.left_processes, 'process', 'processes')} that it left in the background`}${r.by
+        && html`; asked for by <${Txt}>${r.by}<//>`}${r.count > 1
         && `; this record stands for ${r.count} occurrences`}</span>
     <span class="num nw t2">${end && `${end} · `}${r.outcome === 'running' ? html`<${Since} t=${ms(r.started_at)} />`
       : r.duration_ms != null ? took(r.duration_ms) : ''}</span></li>`;

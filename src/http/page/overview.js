@@ -235,7 +235,8 @@ function facts() {
   const say = (icon, key, text) => list.push({ icon, key, text });
   const paused = [...known.jobs.values()].filter((j) => known.states.get(j.job)?.key === 'paused');
   for (const j of paused.slice(0, 3)) {
-    say('paused', `paused ${j.job}`, html`<a href=${jobLink(j.job)}><${Txt}>${j.job}<//></a> is paused
+    say('paused', `paused ${j.job}`, html`<a href=${jobLink(j.job)}><${Txt}>${j.job}<//></a> is
+      paused${j.paused.by && html` by <${Txt}>${j.paused.by}<//>`}
       ${j.paused.until ? ` until ${when(ms(j.paused.until), n)}` : ' until it is resumed'}
       ${j.paused.reason && html`: “<${Txt}>${j.paused.reason}<//>”`}`);
   }

@@ -73,6 +73,7 @@ fn waits_for(st: &mut State, key: &str) {
     st.triggers.push(Pending {
         key: key.to_owned(),
         at: T,
+        by: None,
     });
 }
 
@@ -82,7 +83,7 @@ fn entry(c: &Claim, at: i64, attempt: u32, granted_at: i64) -> Open {
         attempt,
         trigger: Trigger::Schedule,
     };
-    Open::granted(c, first, None, granted_at, "incarnation")
+    Open::granted(c, first, (None, None), granted_at, "incarnation")
 }
 
 /// `e` has ended at `to`.
@@ -147,6 +148,7 @@ fn a_pause_is_over_in_its_last_moment() {
             until: Some(T + 10),
             reason: None,
             at: T,
+            by: None,
         }),
         ..known()
     };
@@ -365,6 +367,7 @@ fn what_a_pause_kept_from_running_is_skipped_also_if_it_comes_late() {
             until: until.map(|until| T + until),
             reason: Some("night".to_owned()),
             at: T - 8000,
+            by: None,
         }),
         ..known()
     };
@@ -1053,6 +1056,7 @@ fn what_people_asked_for_is_decided_by_the_newest_request() {
         until: None,
         reason: None,
         at,
+        by: None,
     };
     let nothing = Remembered::default();
     assert!(nothing.is_nothing());
@@ -1382,6 +1386,7 @@ fn waits(key: &str, at: i64) -> Pending {
     Pending {
         key: key.to_owned(),
         at,
+        by: None,
     }
 }
 
@@ -2056,12 +2061,14 @@ fn each_policy_says_what_gives_way() {
                 until: Some(until),
                 reason: None,
                 at: before,
+                by: None,
             }),
             ..known()
         };
         st.triggers.push(Pending {
             key: "k".to_owned(),
             at: T,
+            by: None,
         });
         let c = Claim {
             overlap,
@@ -2284,6 +2291,7 @@ fn the_end_of_a_pause_wakes_what_waits_for_its_next_attempt() {
             until,
             reason: None,
             at: T - 500,
+            by: None,
         }),
         open: vec![
             entry(&asks(T), T, 1, T),

@@ -35,6 +35,15 @@ pub enum Control {
     Rewind {
         ran: Vec<Occurrence>,
     },
+    /// The same, and who asks: `alice@web-1`, or the name of a token.
+    By(String, Box<Control>),
+}
+
+impl Control {
+    pub fn by(self, who: &str) -> Self {
+        let visible = who.chars().filter(|c| !c.is_control());
+        Self::By(visible.take(100).collect(), Box::new(self))
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,19 +73,28 @@ pub fn control(
     let Some(st) = state.as_mut() else {
         return Controlled::Absent;
     };
+    let (by, what) = match what {
+        Control::By(by, what) => (Some(by.clone()), &**what),
+        what => (None, what),
+    };
     match what {
         Control::Pause { until, reason } => {
             st.pause = Some(Pause {
                 until: *until,
                 reason: reason.clone(),
+                by,
                 at: now.max(st.resumed + 1).min(LAST_MS),
             });
             effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
-        Control::Resume => resume(st, job, now, effects),
+        Control::Resume => {
+            st.resumed_by = by;
+            resume(st, job, now, effects)
+        }
         Control::Skip { count } => {
             (st.skip, st.skip_at) = (*count, now.max(st.skip_at + 1).min(LAST_MS));
+            st.skip_by = by;
             effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
@@ -91,8 +109,9 @@ pub fn control(
             Controlled::Done
         }
         Control::Rewind { ran } => rewind(st, job, ran, now, effects),
-        Control::Cancel => cancel(st, job, effects),
-        Control::Trigger { key } => trigger(st, job, key, now, effects),
+        Control::Cancel => cancel(st, job, by, effects),
+        Control::Trigger { key } => trigger(st, job, key, by, now, effects),
+        Control::By(..) => Controlled::Nothing,
     }
 }
 
@@ -144,14 +163,16 @@ fn rewind(
     Controlled::Done
 }
 
-fn cancel(st: &mut State, job: &JobName, effects: &mut Effects) -> Controlled {
+fn cancel(st: &mut State, job: &JobName, by: Option<String>, effects: &mut Effects) -> Controlled {
     let waiting = st.open.len();
     st.open
         .retain(|e| may!(CancelDropsTheNext, e.next_attempt.is_none()));
     let dropped = waiting != st.open.len();
     let mut stopping = vec![];
     for e in &mut st.open {
-        e.stop.get_or_insert(StopRequest::Cancelled);
+        if e.stop.is_none() {
+            (e.stop, e.stopped_by) = (Some(StopRequest::Cancelled), by.clone());
+        }
         stopping.push(e.run.id);
     }
     if !stopping.is_empty() {
@@ -168,6 +189,7 @@ fn trigger(
     st: &mut State,
     job: &JobName,
     key: &str,
+    by: Option<String>,
     now: i64,
     effects: &mut Effects,
 ) -> Controlled {
@@ -198,6 +220,7 @@ fn trigger(
     st.triggers.push(Pending {
         key: key.clone(),
         at,
+        by,
     });
     effects.events.push(Event::Triggered {
         job: job.clone(),

@@ -63,6 +63,5 @@ pub(super) fn apply(
 }
 
 fn skip(st: &mut State, c: &Claim, at: Occurrence, now: i64, effects: &mut Effects) -> Answer {
-    let reason = OVERLAPS.to_owned();
-    decide(st, c, at, now, Outcome::Skipped, reason, effects)
+    decide(st, c, at, now, unasked(Outcome::Skipped, OVERLAPS), effects)
 }

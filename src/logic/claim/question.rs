@@ -22,6 +22,7 @@ pub enum Question {
 /// The answer to a [`Question`] of the same name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::large_enum_variant, reason = "one lives while it is looked at")]
 pub enum Answered {
     Claim(Answer),
     Register(Registration),

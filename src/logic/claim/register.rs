@@ -100,6 +100,9 @@ pub struct Remembered {
     pub skip: u32,
     /// When `skip` was asked for; 0: never.
     pub skip_at: i64,
+    /// Who asked for `skip`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_by: Option<String>,
     /// Triggers that were decided: their keys must not run again.
     pub triggered: Vec<Triggered>,
     /// Triggers that waited, as far as the caller knows. If the store knows nothing of one, it may have run.
@@ -112,6 +115,7 @@ impl Remembered {
             pause: st.pause.clone(),
             skip: st.skip,
             skip_at: st.skip_at,
+            skip_by: st.skip_by.clone(),
             triggered: vec![],
             triggers: vec![],
         }
@@ -132,6 +136,7 @@ impl Remembered {
         }
         if self.skip_at > st.skip_at {
             (st.skip, st.skip_at) = (self.skip, self.skip_at);
+            st.skip_by.clone_from(&self.skip_by);
         } else if self.skip_at == st.skip_at && self.skip_at > 0 {
             st.skip = st.skip.min(self.skip);
         }

@@ -92,13 +92,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         // Otherwise its key would run once more when this run has ended.
         st.remember_trigger(key, r.run.occurrence, now);
     }
-    st.open.push(Open {
-        run: r.run.clone(),
-        seq: r.seq,
-        incarnation: incarnation.to_owned(),
-        renewed_at: now,
-        stop: None,
-        next_attempt: None,
-    });
+    let open = Open::new(r.run.clone(), r.seq, incarnation, now);
+    st.open.push(open);
     Renewal::Renewed(None)
 }

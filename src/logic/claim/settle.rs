@@ -51,11 +51,16 @@ pub fn settle(
     if rule!(SettlesOnce, st.last.as_ref().is_some_and(ended)) {
         return Settlement::Done;
     }
-    effects.records.push(s.record.clone());
     let i = st
         .open
         .iter()
         .position(|e| may!(SettlesItsRun, e.run.id == s.run) && e.next_attempt.is_none());
+    let mut record = s.record.clone();
+    record.by = i.and_then(|i| match s.record.outcome {
+        Outcome::Cancelled => st.open[i].stopped_by.clone(),
+        _ => st.open[i].by.clone(),
+    });
+    effects.records.push(record);
     let next_attempt = s.next_attempt.map(|a| NextAttempt {
         at: now + a.delay_ms,
         trigger: a.trigger,

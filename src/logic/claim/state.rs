@@ -117,6 +117,12 @@ pub struct State {
     /// An instance waits for the open run to end, and is to be told.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub waiting: bool,
+    /// Who asked for `skip`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skip_by: Option<String>,
+    /// Who ended a pause last, or wanted to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed_by: Option<String>,
 }
 
 /// How long the key of a trigger is remembered after it was decided, by the store's clock, in ms: 7 days.
@@ -157,20 +163,19 @@ pub struct Open {
     /// Set: nobody holds the occurrence, and its next attempt may start from then on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_attempt: Option<NextAttempt>,
+    /// Who triggered it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
+    /// Who cancelled it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopped_by: Option<String>,
 }
 
 #[cfg(test)]
 impl Open {
     /// [`Run::first`], which was not renewed yet.
     pub(crate) fn first(at: i64) -> Self {
-        Self {
-            run: Run::first(at),
-            seq: 0,
-            incarnation: "i".to_owned(),
-            renewed_at: at,
-            stop: None,
-            next_attempt: None,
-        }
+        Self::new(Run::first(at), 0, "i", at)
     }
 }
 
@@ -242,12 +247,17 @@ pub struct Pause {
     pub until: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
     #[serde(deserialize_with = "ms")]
     pub at: i64,
 }
 
-/// How an occurrence is recorded that something kept from running: the outcome, and why.
-pub(super) type Kept = (Outcome, String);
+/// Who asked; None: nobody, or nobody knows.
+pub(super) type By = Option<String>;
+
+/// How an occurrence is recorded that something kept from running: the outcome, why, and who asked for that.
+pub(super) type Kept = (Outcome, String, By);
 
 impl Pause {
     /// The range was planned while the pause lasted.
@@ -258,7 +268,8 @@ impl Pause {
     pub(super) fn kept(&self) -> Kept {
         let reason = self.reason.as_ref();
         let reason = reason.map_or(String::new(), |r| format!(": {r}"));
-        (Outcome::Skipped, format!("{PAUSED}{reason}"))
+        let why = format!("{PAUSED}{reason}");
+        (Outcome::Skipped, why, self.by.clone())
     }
 }
 
@@ -267,6 +278,8 @@ pub struct Pending {
     pub key: String,
     #[serde(deserialize_with = "ms")]
     pub at: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -322,7 +335,7 @@ impl State {
             true => Outcome::Skipped,
             false => Outcome::Missed,
         };
-        (outcome, self.why_kept_back().to_owned())
+        (outcome, self.why_kept_back().to_owned(), None)
     }
     /// Why that range did not run.
     pub fn why_kept_back(&self) -> &str {
@@ -349,14 +362,17 @@ impl State {
     pub fn waits_since(&self, key: &str) -> Option<i64> {
         Some(self.triggers.iter().find(|t| t.key == key)?.at)
     }
-    /// A trigger is decided, at `now`. Old keys are forgotten when the next trigger is put in.
-    pub(super) fn remember_trigger(&mut self, key: &str, occurrence: Occurrence, now: i64) {
+    /// A trigger is decided, at `now`. Returns who put it in. Old keys are forgotten when the next one is put in.
+    pub(super) fn remember_trigger(&mut self, key: &str, at: Occurrence, now: i64) -> By {
+        let waited = self.triggers.iter().find(|t| t.key == key);
+        let by = waited.and_then(|t| t.by.clone());
         self.triggers.retain(|t| t.key != key);
         self.triggered.push(Triggered {
             key: key.to_owned(),
-            occurrence,
+            occurrence: at,
             at: now,
         });
+        by
     }
     /// The job is paused: for so many milliseconds more, or until somebody resumes it.
     pub(super) fn paused(&self, now: i64) -> Option<Option<i64>> {
@@ -376,21 +392,30 @@ impl Open {
     pub(super) fn granted(
         c: &Claim,
         g: Grant,
-        key: Option<String>,
+        (key, by): (Option<String>, By),
         now: i64,
         incarnation: &str,
     ) -> Self {
+        // A further attempt keeps the key of its trigger, whichever instance claims it.
+        let run = Run {
+            key,
+            ..c.run(g, now)
+        };
         Self {
-            // A further attempt keeps the key of its trigger, whichever instance claims it.
-            run: Run {
-                key,
-                ..c.run(g, now)
-            },
-            seq: 0,
+            by,
+            ..Self::new(run, 0, incarnation, now)
+        }
+    }
+    pub(super) fn new(run: Run, seq: u32, incarnation: &str, now: i64) -> Self {
+        Self {
+            run,
+            seq,
             incarnation: incarnation.to_owned(),
             renewed_at: now,
             stop: None,
             next_attempt: None,
+            by: None,
+            stopped_by: None,
         }
     }
     pub(super) fn is(&self, observed: Option<&Observed>) -> bool {
@@ -416,6 +441,7 @@ impl Open {
         RunRecord {
             outcome,
             error: Some(error.to_owned()),
+            by: self.by.clone(),
             ..RunRecord::of(job, &self.run).lasting(Some(self.run.granted_at), Some(now))
         }
     }

@@ -143,6 +143,7 @@ fn a_trigger_from_before_a_loss_is_recorded_and_not_run() {
     let pending = |key: &str, at| Pending {
         key: key.to_owned(),
         at,
+        by: None,
     };
     let mut state = Some(State {
         incarnation: "before".to_owned(),
@@ -470,7 +471,7 @@ impl World {
                 run_id: Some(c.run),
                 trigger: g.trigger,
                 attempt: g.attempt,
-                ..not_run(&c, g.occurrence, Outcome::Failed, 1, "")
+                ..not_run(&c, g.occurrence, 1, unasked(Outcome::Failed, ""))
             },
             next_attempt: another.then(|| DelayedAttempt {
                 delay_ms: self.rng.i64(0..400),

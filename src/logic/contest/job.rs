@@ -648,6 +648,7 @@ impl JobState {
             let waiting = self.triggers.iter().map(|(key, waiting)| Pending {
                 key: key.clone(),
                 at: waiting.at_ms,
+                by: None,
             });
             remembered.triggers = waiting.collect();
         }
@@ -802,6 +803,7 @@ impl JobState {
                     Some(key) => follows.triggers.push(Pending {
                         key: key.clone(),
                         at: open.run.granted_at,
+                        by: None,
                     }),
                 }
             }

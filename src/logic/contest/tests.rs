@@ -1395,6 +1395,7 @@ fn each_open_occurrence_is_watched_asked_for_or_ours() {
         triggers: vec![claim::Pending {
             key: "k".to_owned(),
             at: NOON - 1,
+            by: None,
         }],
         ..State::default()
     };
@@ -1827,6 +1828,7 @@ fn what_was_asked_of_a_job_outlasts_its_absence() {
             until: None,
             reason: None,
             at: NOON,
+            by: None,
         }),
         triggered: vec![used.clone()],
         ..State::default()

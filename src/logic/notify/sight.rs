@@ -199,6 +199,7 @@ mod tests {
             until,
             reason: None,
             at: 0,
+            by: None,
         };
         let long = at.0 + HELD_MS + 1;
         for (until, now, held) in [

@@ -384,6 +384,7 @@ fn an_attempt_is_told_once_nothing_follows_it() {
             until: None,
             reason: None,
             at: 0,
+            by: None,
         }),
         ..waits(&[1], 0)
     };
@@ -457,6 +458,7 @@ fn what_keeps_a_job_from_a_success_is_what_it_does_now() {
             until,
             reason,
             at: 7,
+            by: None,
         });
         assert_eq!(
             Now::of(&st, 100, 1000).paused.is_some(),
@@ -862,7 +864,12 @@ fn each_change_of_a_job_is_told_once_whenever_the_notifier_looks() {
                     true => w.state.off = w.now,
                     false => {
                         let (until, reason, at) = (None, None, w.now);
-                        w.state.pause = Some(Pause { until, reason, at });
+                        w.state.pause = Some(Pause {
+                            until,
+                            reason,
+                            at,
+                            by: None,
+                        });
                     }
                 }
                 w.removed = true;

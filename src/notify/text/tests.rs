@@ -303,6 +303,7 @@ fn a_message_says_that_its_job_is_paused_when_it_is_sent() {
             until,
             reason: Some("disks\nare full".to_owned()),
             at: NOW - 5000,
+            by: None,
         })
     };
     let at_rest = said(State::default());

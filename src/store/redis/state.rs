@@ -48,6 +48,8 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "triggers" => st.triggers = json(name, v)?,
             "triggered" => st.triggered = json(name, v)?,
             "waiting" => st.waiting = true,
+            "skip_by" => st.skip_by = Some(v.clone()),
+            "resumed_by" => st.resumed_by = Some(v.clone()),
             // `last_to` repeats last.to. A newer version wrote any other field.
             _ => {}
         }
@@ -109,10 +111,15 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     if st.waiting {
         f.insert("waiting", "1".to_owned());
     }
+    let by = [("skip_by", &st.skip_by), ("resumed_by", &st.resumed_by)];
+    let by = by
+        .into_iter()
+        .filter_map(|(name, by)| Some((name, by.clone()?)));
+    f.extend(by);
     f
 }
 
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 24] = [
     "lost_before",
     "lost_until",
     "lost_why",
@@ -135,6 +142,8 @@ const KNOWN: [&str; 22] = [
     "triggers",
     "triggered",
     "waiting",
+    "skip_by",
+    "resumed_by",
 ];
 
 /// The fields to set (names and values in turn) and the fields to remove, so that the hash `was` becomes `now`.

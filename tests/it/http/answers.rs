@@ -775,6 +775,12 @@ fn the_runs_of_a_job_come_in_pages_and_each_once() {
     }
 }
 
+/// Nobody knows more of one who writes to a socket without a token.
+fn over_http(said: &Value) -> bool {
+    let by = said["by"].as_str();
+    by.is_some_and(|by| by.starts_with("http@"))
+}
+
 #[test]
 fn any_instance_shows_and_does_what_concerns_the_whole_fleet() {
     let fleet = fleet(2)
@@ -801,7 +807,9 @@ fn any_instance_shows_and_does_what_concerns_the_whole_fleet() {
     ];
     post(&one, "/api/v1/jobs/job/trigger", r#"{"key": "by hand"}"#).of(202);
     for stream in &mut streams {
-        assert_eq!(stream.of_job("triggered", "job").data["key"], "by hand");
+        let triggered = stream.of_job("triggered", "job").data;
+        assert_eq!(triggered["key"], "by hand");
+        assert!(over_http(&triggered), "{triggered}");
         let granted = stream.of_job("granted", "job");
         assert_eq!(granted.data["attempt"], 1);
         let shown = stream.of_job("job", "job");
@@ -812,8 +820,12 @@ fn any_instance_shows_and_does_what_concerns_the_whole_fleet() {
     }
     post(&two, "/api/v1/jobs/job/cancel", "{}").of(200);
     for stream in &mut streams {
+        let cancelled = stream.of_job("cancelled", "job").data;
+        assert!(over_http(&cancelled), "{cancelled}");
         assert_eq!(stream.of_job("ended", "job").data["outcome"], "cancelled");
     }
+    let runs = get(&one, "/api/v1/jobs/job/runs").of(200);
+    assert!(over_http(&runs["runs"][0]), "{runs}");
     post(
         &two,
         "/api/v1/jobs/job/pause",
@@ -822,12 +834,14 @@ fn any_instance_shows_and_does_what_concerns_the_whole_fleet() {
     .of(200);
     for stream in &mut streams {
         let paused = stream.of_job("paused", "job");
+        assert!(over_http(&paused.data), "{paused:?}");
         assert_eq!(paused.data["reason"], "moving");
         assert!(paused.data["until"].is_string());
     }
     post(&one, "/api/v1/jobs/job/resume", "{}").of(200);
     for stream in &mut streams {
-        stream.of_job("resumed", "job");
+        let resumed = stream.of_job("resumed", "job").data;
+        assert!(over_http(&resumed), "{resumed}");
     }
     post(&one, "/api/v1/instances/i2/drain", "{}").of(200);
     for stream in &mut streams {

@@ -110,6 +110,7 @@ fn state() -> State {
         until: None,
         reason: Some("moving \x1b[2Jdisks".into()),
         at: NOW - 1,
+        by: None,
     };
     let many = |job: &str| -> Vec<RunRecord> {
         let one = |n: i64| record(job, n * 60_000 + 41_318, Outcome::Succeeded);
