@@ -23,6 +23,8 @@ pub mod guard_life;
 pub mod hold;
 #[cfg(feature = "daemon")]
 pub mod jitter;
+#[cfg(feature = "daemon")]
+pub mod judge;
 pub mod lease;
 #[cfg(feature = "sqlite")]
 pub mod median;

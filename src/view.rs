@@ -13,6 +13,7 @@ use crate::{
         attempts, belief,
         claim::{Last, Open, Pending, State, trigger_is_over},
         coming::{Coming, PassedOver},
+        judge::{self, Decided},
         notify::{
             Notes,
             stand::{self, Lease},
@@ -462,6 +463,11 @@ pub(crate) struct RunningView {
 #[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
 pub(crate) struct JobView {
     pub job: JobName,
+    /// Its state in a word: why it needs attention, what holds it, or what became of its newest decided occurrence.
+    pub state: &'static str,
+    /// Why a person should look at it, as `missed 3 of the last 10`; null: nobody needs to. Whether it runs now changes
+    /// nothing.
+    pub attention: Option<String>,
     #[cfg_attr(feature = "http", schema(value_type = Option<String>))]
     pub description: Option<Arc<str>>,
     #[cfg_attr(feature = "http", schema(value_type = Vec<String>))]
@@ -580,6 +586,31 @@ impl JobView {
         };
         self.last = recorded.filter(newer).or_else(|| self.last.take());
     }
+
+    /// Says how the job is, once all else is known of it. `records`: the last ones, newest first; without any, the
+    /// last run tells. `elsewhere`: only other instances have it.
+    pub(crate) fn judge(&mut self, elsewhere: bool, records: impl Iterator<Item = Decided>) {
+        let mut records: Vec<Decided> = records.collect();
+        let last = self.last.as_ref().filter(|_| records.is_empty());
+        records.extend(last.map(|l| (Occurrence(l.occurrence.0), l.outcome, 1)));
+        let running = self.running.iter().map(|r| r.occurrence);
+        let open = running.chain(self.awaited.iter().map(|a| a.occurrence));
+        let facts = judge::Facts {
+            unreadable: self.unreadable.is_some(),
+            ahead: self.decided_ahead.is_some(),
+            lapsed: self.lapsed,
+            overdue: self.overdue.is_some(),
+            paused: self.paused.is_some(),
+            enabled: self.enabled,
+            open: open.map(|at| Occurrence(at.0)).collect(),
+            retries: !self.awaited.is_empty(),
+            elsewhere,
+            known: self.known,
+            quarantined: self.quarantined,
+            manual: self.schedule.is_empty(),
+        };
+        (self.state, self.attention) = judge::judge(&facts, &records);
+    }
 }
 
 impl LastView {
@@ -630,8 +661,10 @@ pub(crate) fn job(
     let other = |definition: &str| {
         !definition.is_empty() && job.is_some_and(|job| definition != job.digest)
     };
-    JobView {
+    let mut view = JobView {
         job: name.clone(),
+        state: "none",
+        attention: None,
         description: job.and_then(|job| job.description.clone()),
         tags: job.map_or_else(Arc::default, |job| job.tags.clone()),
         schedule: job.map_or_else(Arc::default, |job| job.schedule_text.clone()),
@@ -686,7 +719,9 @@ pub(crate) fn job(
         lapsed: held().any(|o| now - o.renewed_at > o.run.lease),
         overdue: job.and_then(|job| overdue(job, success(st), now)),
         unreadable: None,
-    }
+    };
+    view.judge(job.is_none(), std::iter::empty());
+    view
 }
 
 /// When the run that ended last succeeded, if it did.

@@ -8,15 +8,12 @@ use super::{
 };
 use crate::{
     acts,
-    logic::{belief::NEAR, coming::SKIPS_COUNTED},
-    model::JobName,
+    logic::{belief::NEAR, coming::SKIPS_COUNTED, judge},
+    model::{JobName, RunRecord},
     store::{observe_each, records_each},
     view::{self, InstanceView, JobView, LacksView, LastView, PauseView, StatusView},
     words::{self, command},
 };
-
-/// How many records are read of a job whose state has no last run: the newest ones may be of what did not run.
-const RECORDS: usize = 10;
 
 pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     let (fleet, _) = ctx.fleet().await?;
@@ -43,20 +40,6 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     for j in &mut status.jobs {
         j.unreadable = unreadable.remove(&j.job);
     }
-    // Their states would say it, had the store not lost its data since the runs began.
-    let lacks = |j: &&JobView| j.last.is_none() && j.known;
-    let names: Vec<JobName> = (status.jobs.iter().filter(lacks))
-        .map(|j| j.job.clone())
-        .collect();
-    let records = ctx
-        .ask(async || records_each(&*ctx.store, &names, RECORDS).await)
-        .await?;
-    for (of, records) in records {
-        let mut jobs = status.jobs.iter_mut();
-        if let Some(j) = jobs.find(|j| j.job == names[of]) {
-            j.look_at_records(LastView::newest(records));
-        }
-    }
     status.problems = ctx.problems().await;
     if !ctx.config.channels.is_empty() {
         // Without what the notifier says the rest is shown.
@@ -77,6 +60,17 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
                 "which jobs lack a success is not shown, nor what the notifier lacks: {error}"
             )),
         }
+    }
+    let names: Vec<JobName> = status.jobs.iter().map(|j| j.job.clone()).collect();
+    let records = ctx
+        .ask(async || records_each(&*ctx.store, &names, judge::RECORDS).await)
+        .await?;
+    let mut records: HashMap<usize, Vec<RunRecord>> = records.into_iter().collect();
+    for (of, j) in status.jobs.iter_mut().enumerate() {
+        let records = records.remove(&of).unwrap_or_default();
+        j.judge(false, records.iter().map(RunRecord::decided));
+        // Its state would say it, had the store not lost its data since the run began.
+        j.look_at_records(LastView::newest(records));
     }
     ctx.out.say(&status, || {
         render(&status) + &repairs(&status, |job| ctx.store.place(job))
@@ -339,10 +333,12 @@ pub(super) fn paused(p: &PauseView, now: i64) -> String {
 
 /// `open`: no job waits because the store may have lost its data.
 pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
-    let mut notes = vec![];
     if j.unreadable.is_some() {
         return "its state in the store cannot be read: see below".to_owned();
     }
+    // Of these two a note below says more.
+    let said = j.decided_ahead.is_some() || j.overdue.is_some();
+    let mut notes: Vec<String> = j.attention.iter().filter(|_| !said).cloned().collect();
     notes.extend(j.paused.as_ref().map(|p| paused(p, now)));
     if j.skip > 0 {
         notes.push(format!("skips the next {}", j.skip));
@@ -392,9 +388,6 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
             words::span(now - since.0),
             show::instant(since.0)
         ));
-    }
-    if j.lapsed {
-        notes.push("its instance may be gone: nobody renews the lease of its run".to_owned());
     }
     if j.quarantined || !j.known && j.enabled {
         let waits = match open {

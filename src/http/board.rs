@@ -36,6 +36,7 @@ use crate::{
     logic::{
         claim::{State, Triggered},
         coming::Coming,
+        judge,
         median::median,
         notify::{GivenUp, stand},
     },
@@ -46,7 +47,7 @@ use crate::{
 };
 
 /// How many ended runs of each job the board has.
-pub(super) const RECENT: usize = 24;
+pub(super) const RECENT: usize = judge::RECORDS;
 /// How many records are read first when a job has changed: most often one is new.
 const FIRST_RECORDS: usize = 3;
 /// The time between two looks at all jobs.
@@ -1174,6 +1175,9 @@ impl Entry {
         view.other_definition &= self.others_differ;
         view.unreadable = self.unreadable.clone();
         view.look_at_records(last(&self.job.recent));
+        let records = self.job.recent.iter();
+        let records = records.map(|r| (Occurrence(r.occurrence.0), r.outcome, r.count));
+        view.judge(self.job.elsewhere, records);
         let ends = view.paused.as_ref().and_then(|p| p.until).map(|t| t.0);
         let after = |t: Time| t.0 + AFTER_INSTANT_MS;
         let next = view.next.map(after);

@@ -496,6 +496,11 @@ impl Usage {
 }
 
 impl RunRecord {
+    /// What it says of how its job is: of which occurrence, and how many of them.
+    pub fn decided(&self) -> (Occurrence, Outcome, u64) {
+        (self.occurrence, self.outcome, self.count)
+    }
+
     /// The record of a run that has not begun yet.
     pub fn of(job: &JobName, run: &Run) -> Self {
         Self {

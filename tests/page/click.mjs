@@ -201,10 +201,17 @@ async function cancel() {
 async function runsAgain() {
   if (!own) return;
   await page.mouse.move(5, 300);
+  const once = (j) => j.state === 'failed' && j.attention === 'failed';
   own.soloist('trigger', 'again');
+  await answered('its failure', 'jobs/again', once);
+  own.soloist('trigger', 'again');
+  const second = (j) => once(j) && j.running.find((r) => r.attempt === 2);
+  await answered('that it needs attention while it runs', 'jobs/again', second);
   await go('#/overview?f=running');
-  await until('a job that needs attention among those that run', () => /runs again/.test(document.querySelector(
-    'tr[data-job=again] .ic')?.getAttribute('aria-label')));
+  await until('a job that needs attention among those that run', () => document.querySelector(
+    'tr[data-job=again] .ic')?.getAttribute('aria-label') === 'failed');
+  await until('why, and that it runs', () => [...document.querySelectorAll('.att li')].some((l) => /^again.*The run of.*failed/s.test(
+    l.innerText) && /It runs on/.test(l.innerText)));
   const chip = () => [...document.querySelectorAll('.bar button')].find((b) => /Running\s*[1-9]/.test(
     b.textContent))?.textContent;
   saw(`a job that needs attention and runs: “${await until('its count', chip)}”`);
@@ -806,7 +813,7 @@ async function storeAway() {
   const [down, up] = own ? [own.storeAway, own.storeBack] : [by(SOLOIST_DOWN), by(SOLOIST_UP)];
   if (!down || !up) return;
   await go('#/overview');
-  saw(`what fails again and again: “${await until('how often', () => /None of the last \d+ succeeded/.exec(
+  saw(`what fails again and again: “${await until('how often', () => /[Ff]ailed \d+.*? of the last \d+/.exec(
     document.querySelector('.att')?.textContent)?.[0])}”`);
   down();
   saw(`the store away: “${await until('the alert', () =>

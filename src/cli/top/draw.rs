@@ -14,7 +14,7 @@ use crate::{
     cli::status::job_note,
     logic::coming::{Coming, SKIPS_COUNTED},
     model::{Outcome, RunRecord},
-    view::{self, InstanceView, RunView},
+    view::{self, InstanceView, JobView, RunView},
     words::{self, count, fitting, relative, span, took},
 };
 
@@ -271,35 +271,17 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
         said.push((view::epoch(fleet, state.now).words, Mood::Warn));
     }
     let jobs = || state.jobs.values();
-    let of = |all: Vec<&Line>| names(all.iter().map(|l| l.view.job.as_str()));
-    let unreadable: Vec<&Line> = jobs().filter(|l| l.view.unreadable.is_some()).collect();
-    if !unreadable.is_empty() {
-        let text = "the store's data of these jobs cannot be read, see `soloist status`:";
-        said.push((format!("{text} {}", of(unreadable)), Mood::Bad));
-    }
-    let failing: Vec<&Line> = jobs().filter(|l| l.fails()).collect();
-    if !failing.is_empty() {
-        let what = count(failing.len(), "job");
-        let what = if failing.len() == 1 {
-            format!("{what} fails")
-        } else {
-            format!("{what} fail")
+    let sick: Vec<&JobView> = (jobs().map(|l| &l.view))
+        .filter(|v| v.attention.is_some())
+        .collect();
+    if let [first, rest @ ..] = &sick[..] {
+        let (needs, why) = match (rest, &first.attention) {
+            ([], Some(why)) => ("needs", format!(": {why}")),
+            _ => ("need", String::new()),
         };
-        said.push((format!("{what}: {}", of(failing)), Mood::Bad));
-    }
-    let lapsed: Vec<&Line> = jobs().filter(|l| l.view.lapsed).collect();
-    if !lapsed.is_empty() {
-        said.push((
-            format!("no longer renewed by who runs them: {}", of(lapsed)),
-            Mood::Bad,
-        ));
-    }
-    let overdue: Vec<&Line> = jobs().filter(|l| l.view.overdue.is_some()).collect();
-    if !overdue.is_empty() {
-        said.push((
-            format!("no success for too long: {}", of(overdue)),
-            Mood::Bad,
-        ));
+        let (all, n) = (names(sick.iter().map(|v| v.job.as_str())), sick.len());
+        let text = format!("{} {needs} attention: {all}{why}", count(n, "job"));
+        said.push((text, Mood::Bad));
     }
     let silent: Vec<&InstanceView> = state.instances.iter().filter(|i| i.silent).collect();
     if !silent.is_empty() {
@@ -326,14 +308,10 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
 /// A mark, a word and a mood for how a job is.
 fn condition(state: &State, l: &Line) -> (&'static str, String, Mood) {
     let v = &l.view;
-    if v.unreadable.is_some() {
-        return ("!", "unreadable".into(), Mood::Bad);
-    }
-    if v.lapsed {
-        return ("!", "lapsed".into(), Mood::Bad);
-    }
-    if v.overdue.is_some() {
-        return ("!", "overdue".into(), Mood::Bad);
+    if v.attention.is_some() {
+        let outcome = v.state.parse().unwrap_or(Outcome::Crashed);
+        let (mark, mood) = outcome_mark(state, outcome);
+        return (mark, v.state.replace('_', " "), mood);
     }
     if !v.running.is_empty() {
         let n = v.running.len();
@@ -353,22 +331,11 @@ fn condition(state: &State, l: &Line) -> (&'static str, String, Mood) {
     if v.paused.is_some() {
         return (state.mark("‖", "="), "paused".into(), Mood::Warn);
     }
-    if let Some(last) = l.last().filter(|_| l.fails()) {
-        return (
-            state.mark("✗", "x"),
-            last.outcome.as_str().replace('_', " "),
-            Mood::Bad,
-        );
-    }
-    if !v.enabled {
-        return (" ", "off".into(), Mood::Dim);
-    }
-    if !l.known || !v.known {
-        return (" ", if l.known { "waits" } else { "" }.into(), Mood::Dim);
-    }
-    match l.last() {
-        Some(_) => (state.mark("✓", "+"), "ok".into(), Mood::Good),
-        None => (" ", "not yet".into(), Mood::Dim),
+    match v.state {
+        "off" => (" ", "off".into(), Mood::Dim),
+        _ if !l.known || !v.known => (" ", if l.known { "waits" } else { "" }.into(), Mood::Dim),
+        "none" | "manual" => (" ", "not yet".into(), Mood::Dim),
+        _ => (state.mark("✓", "+"), "ok".into(), Mood::Good),
     }
 }
 

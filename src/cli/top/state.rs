@@ -6,7 +6,7 @@ use std::{cell::RefCell, collections::BTreeMap, collections::HashMap, sync::Arc}
 use super::keys::Key;
 use crate::{
     config::{Config, Job},
-    logic::claim,
+    logic::{claim, judge},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord},
     store::{Fleet, Output},
     text, view,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// How many ended runs of each job are shown in a line.
-pub(super) const RECENT: usize = 24;
+pub(super) const RECENT: usize = judge::RECORDS;
 /// How many records of the job that is looked at.
 pub(super) const HISTORY: usize = 100;
 /// How many bytes of a run's output are kept for the screen.
@@ -88,22 +88,6 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// The last thing that says how the job is: not what a person did to it.
-    pub(super) fn last(&self) -> Option<&RunRecord> {
-        self.recent.iter().find(|r| {
-            !matches!(
-                r.outcome,
-                Outcome::Skipped | Outcome::Cancelled | Outcome::Replaced
-            )
-        })
-    }
-
-    /// It went wrong, and is not tried again.
-    pub(super) fn fails(&self) -> bool {
-        let bad = |r: &RunRecord| r.outcome != Outcome::Succeeded;
-        self.view.awaited.is_empty() && self.last().is_some_and(bad)
-    }
-
     fn show(&mut self, now: i64) {
         let unreadable = self.view.unreadable.take();
         self.view = view::job(
@@ -123,12 +107,17 @@ impl Line {
         let success = ended.next().and_then(|r| r.finished_at);
         let known = view::without_success(self.state.as_ref(), self.noted).max(success);
         self.without_success = known.or_else(|| self.recent.last().map(|r| r.occurrence.0));
-        self.look_at_time(now);
+        self.look_at_time(now, true);
     }
 
-    /// What the passing of time alone changes.
-    fn look_at_time(&mut self, now: i64) {
-        self.view.overdue = view::overdue(&self.definition, self.without_success, now);
+    /// What the passing of time alone changes; `anew`: all else may have changed.
+    fn look_at_time(&mut self, now: i64, anew: bool) {
+        let overdue = view::overdue(&self.definition, self.without_success, now);
+        if anew || overdue != self.view.overdue {
+            self.view.overdue = overdue;
+            let records = self.recent.iter().map(RunRecord::decided);
+            self.view.judge(false, records);
+        }
     }
 }
 
@@ -321,7 +310,7 @@ impl State {
                 instants.any(|t| t.0 + AFTER_INSTANT_MS <= now) || ends.is_some_and(|t| t.0 <= now);
             match due {
                 true => line.show(now),
-                false => line.look_at_time(now),
+                false => line.look_at_time(now, false),
             }
         }
         self.show_instances();

@@ -83,6 +83,7 @@ export const lasting = (length) => (length < S ? `less than 1${NB}s` : span(leng
 /** A countdown: whole seconds, so that its width does not jump. */
 export const left = (length) => span(Math.ceil(Math.max(0, length) / S) * S);
 
+export const upper = (text) => text.replace(/^./, (c) => c.toUpperCase());
 export const signed = (n) => (n > 0 ? '+' : n < 0 ? '−' : '') + Math.abs(n);
 const grouped = new Intl.NumberFormat('en');
 export const number = (n) => grouped.format(n);

@@ -1,8 +1,8 @@
 // One job: is what it does usual? And what is it?
 import { html, useEffect, useMemo, useRef, useState } from './base.js';
 import { ask, download, known, now, useTopics } from './store.js';
-import { bytes, chosen, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, when,
-  zone, zoneName } from './format.js';
+import { bytes, chosen, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, upper,
+  when, zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, ahead, byOccurrence, cause, halted, judge, word, worst } from './judge.js';
 import { Btn, Chip, Failed, In, Live, On, Silent, Since, Txt, useLoaded } from './parts.js';
@@ -92,8 +92,6 @@ function Actions({ job }) {
     ${job.running.length + job.awaited.length > 0 && html`<${Btn} icon="cancelled" acts onClick=${() => act('cancel',
       job.job)}>Cancel …<//>`}`;
 }
-
-const upper = (text) => text.replace(/^./, (c) => c.toUpperCase());
 
 /** `write` writes its first word. */
 function Coming({ job, write }) {

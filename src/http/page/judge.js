@@ -21,10 +21,8 @@ export const longAfter = (job) => (job.typical_ms == null ? Infinity : Math.max(
 const WORDS = {
   timed_out: 'timed out', lease_lost: 'lease lost', retry: 'failed, will retry', slow: 'running long',
   unreadable: 'cannot be read', ahead: 'does not start',
-  new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off',
-    manual: 'runs only when triggered',
-  none: 'has not run yet', lapsed: 'its holder is gone', again: 'failed, runs again',
-  elsewhere: 'on other instances',
+  new: 'not registered yet', quarantined: 'waits for the store', off: 'switched off', manual: 'runs only when triggered',
+  none: 'has not run yet', lapsed: 'its holder is gone', elsewhere: 'on other instances', overdue: 'without a success',
 };
 /** A state or an outcome, in words. */
 export const word = (key) => WORDS[key] || key;
@@ -32,35 +30,18 @@ export const word = (key) => WORDS[key] || key;
 /** What caused a run, in words. */
 export const cause = (trigger) => (trigger === 'catch_up' ? 'caught up' : trigger);
 
-/** `key` names the state, `icon` its sign, `group` the chip it counts for, `bad` how the attention line looks. */
-export function judge(job, now) {
-  const is = (key, group, icon = key, bad = true) => ({ key, group, icon, bad });
-  if (job.unreadable) return is('unreadable', 'attention', 'unknown');
-  if (job.decided_ahead) return is('ahead', 'attention', 'slow', false);
-  const [run] = job.running;
-  if (run) {
-    if (job.lapsed) return is('lapsed', 'attention', 'lease_lost');
-    if (now - ms(run.started_at) > longAfter(job)) return is('slow', 'attention', 'slow', false);
-    // That it runs again does not make good what went wrong.
-    if (BAD.includes(job.last?.outcome)) return is('again', 'attention', 'running');
-    return is('running', 'running');
-  }
-  // Without an end it lasts until it is resumed.
-  if (job.paused && (ms(job.paused.until) ?? Infinity) > now) return is('paused', 'paused');
+const ICON = { unreadable: 'unknown', ahead: 'slow', lapsed: 'lease_lost', overdue: 'missed', elsewhere: 'drift' };
+/**
+ * What the instance judged of a job, and what time alone changes. `key` names the state, `icon` its sign, `group` the
+ * chip it counts for.
+ */
+export function judge({ state, attention, running: [run], last, ...job }, now) {
+  const is = (key, group) => ({ key, group, icon: ICON[key] ?? key });
+  if (attention) return is(state, 'attention');
+  if (run && now - ms(run.started_at) > longAfter(job)) return is('slow', 'attention');
+  if (run) return is('running', 'running');
   // What never ran cannot be well.
-  const calm = job.last ? 'well' : 'never';
-  if (!job.enabled) return is('off', calm, 'off');
-  if (job.awaited.length) return is('retry', 'attention');
-  const newest = job.recent?.[0];
-  if (newest && newest.outcome === 'missed') return is('missed', 'attention', 'missed', false);
-  const last = job.last?.outcome;
-  if (BAD.includes(last)) return is(last, 'attention');
-  if (job.elsewhere && !last) return is('elsewhere', calm, 'drift');
-  if (!job.known) return is('new', calm, 'planned');
-  if (job.quarantined) return is('quarantined', calm, 'planned');
-  if (!last) return is(job.schedule.length ? 'none' : 'manual', calm, 'planned');
-  if (job.newest_not_run && newest) return is(newest.outcome, 'well');
-  return is(last, 'well');
+  return is(state, state === 'paused' ? state : last ? 'well' : 'never');
 }
 
 /** Why nothing starts in the whole fleet, if that is so, by what the page knows. */

@@ -1,9 +1,9 @@
 // The overview: must I do something? Then a line for each job.
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './base.js';
 import { ask, known, now, useTopics } from './store.js';
-import { clean, left, many, midnight, ms, number, short, signalName, took, when, zoneName } from './format.js';
+import { clean, left, many, midnight, ms, number, short, signalName, took, upper, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { BAD, ahead, byOccurrence, halted, word } from './judge.js';
+import { BAD, ahead, halted, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -89,32 +89,21 @@ function lastLine(text) {
   return line.length > 120 ? `${line.slice(0, 119)}…` : line;
 }
 
-/** How the last attempt ended. */
-function Ended({ job, asks }) {
-  const { last } = job;
-  const run = useRun(job.job, asks && last?.run_id);
-  if (!last) return null;
-  if (!last.run_id) {
-    return html`<span><b class="x-unknown">Nobody knows</b> whether it ran: the store lost its data</span>`;
-  }
+/** What became of an occurrence. */
+function Ended({ job, r, asks }) {
+  const run = useRun(job, asks && r?.run_id);
+  if (!r) return null;
+  const at = when(ms(r.occurrence), now());
+  if (!r.attempt) return html`<span>The occurrence of ${at} <b class=${`x-${r.outcome}`}>${r.outcome === 'missed'
+    ? 'was missed' : 'may have run'}</b></span>`;
   const tail = run && (run.error ? clean(run.error) : lastLine(run.output_tail));
-  return html`<span>Attempt ${last.attempt} <b class=${`x-${last.outcome}`}>${word(last.outcome)}</b> on <${On}
-    id=${last.instance} />
+  return html`<span>The run of ${at} <b class=${`x-${r.outcome}`}>${word(r.outcome)}</b> on <${On} id=${r.instance} />
     ${run?.exit_code != null && ` with exit ${run.exit_code}`}${run?.signal != null && ` by ${signalName(run.signal)}`}
     ${tail && html`, <code><bdi>${tail}</bdi></code>`}</span>`;
 }
 
-/** Since when it goes wrong: of one occurrence that failed the time since then says it, of several the last success. */
-function Unwell({ job }) {
-  const n = now();
-  const at = ms(job.awaited[0]?.occurrence ?? job.last.occurrence);
-  const ran = byOccurrence(job.recent).filter((r) => r.outcome === 'succeeded' || BAD.includes(r.outcome)).reverse();
-  const well = ran.find((r) => r.outcome === 'succeeded');
-  const bad = well ? ran.indexOf(well) : ran.length;
-  if (bad < 2) return html`<span class="t2">Planned for ${when(at, n)}, <${Since} t=${at} /> ago.</span>`;
-  return html`<span class="t2">Planned for ${when(at, n)}. None of the last ${bad} succeeded${well
-    ? `; the one of ${when(ms(well.occurrence), n)} did` : ''}.</span>`;
-}
+/** The record that says why a job needs attention. */
+const cause = (job, state) => job.recent?.find((r) => r.outcome === state.key) ?? job.recent?.[0];
 
 function Happened({ job, state, asks }) {
   const n = now();
@@ -136,28 +125,19 @@ function Happened({ job, state, asks }) {
         ? 'Its lease was not renewed for its whole length: its holder is probably gone.'
         : `Planned ${when(ms(run.occurrence), n)}, attempt ${run.attempt}.`}</span>`;
   }
-  if (state.key === 'missed') {
-    const r = job.recent[0];
-    return html`<span>The occurrence of ${when(ms(r.occurrence), n)} was <b class="x-missed">missed</b></span>
-      <span class="t2">No instance could start it in time. Open it to see what each instance decided.</span>`;
-  }
-  if (run) {
-    const of = run.occurrence === job.last?.occurrence ? '' : `of ${when(ms(run.occurrence), n)} `;
-    return html`<${Ended} job=${job} asks=${asks} /><span class="t2">Attempt ${run.attempt} ${of}runs
-      ${' '}on <${On} id=${run.instance} /><${Silent} id=${run.instance} />, <${Since} t=${ms(run.started_at)} /> so
-      far.</span>`;
-  }
-  return html`<${Ended} job=${job} asks=${asks} /><${Unwell} job=${job} />`;
+  return html`<${Ended} job=${job.job} r=${cause(job, state)} asks=${asks} /><span class="t2">${upper(job.attention)}.
+    ${run && html` It runs on <${On} id=${run.instance} /><${Silent} id=${run.instance} />, <${Since}
+      t=${ms(run.started_at)} /> so far.`}</span>`;
 }
 
-function Coming({ job, state }) {
+function Coming({ job }) {
   const [next] = job.awaited;
   if (!known.store.reachable) return html`<div class="nx">when the store answers</div>`;
   if (halted(known) && (next || job.next)) {
     return html`<div class="nx">${next ? 'next try planned for' : 'planned for'}<br />${when(ms(next?.at ?? job.next),
       now())}</div>`;
   }
-  if (next && state.key === 'retry') {
+  if (next) {
     return html`<div class="nx"><span>next try in <${In} t=${ms(next.at)} /></span><small>${when(ms(next.at),
       now())}</small></div>`;
   }
@@ -175,26 +155,26 @@ function Attend({ job, state, asks }) {
       <div class="wh t2">no longer needs attention: ${word(state.key)}</div></li>`;
   }
   const [run] = job.running;
-  const at = ms(run?.occurrence ?? (state.key === 'missed' ? job.recent[0].occurrence : job.last?.occurrence));
-  return html`<li class=${state.bad ? '' : 'w'}>
-    <${Icon} k=${state.key === 'retry' ? job.last?.outcome || 'retry' : state.icon} label=${word(state.key)} />
+  const at = ms((job.attention ? cause(job, state) : run)?.occurrence);
+  return html`<li class=${['missed', 'slow', 'ahead', 'overdue'].includes(state.key) ? 'w' : ''}>
+    <${Icon} k=${state.icon} label=${word(state.key)} />
     <a class="nm" href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
     <div class="wh"><${Happened} job=${job} state=${state} asks=${asks} /></div>
-    <${Coming} job=${job} state=${state} />
+    <${Coming} job=${job} />
     <div class="ac">
-      ${at != null && html`<${Btn} onClick=${() => go(jobLink(job.job, at))}>${run ? 'Follow' : state.key === 'missed'
-        ? 'Why' : 'Output'}<//>`}
+      ${at != null && html`<${Btn} onClick=${() => go(jobLink(job.job, at))}>${state.key === 'slow' ? 'Follow'
+        : state.key === 'missed' ? 'Why' : 'Output'}<//>`}
       ${run || job.awaited.length ? html`<${Btn} acts onClick=${() => act('cancel', job.job)}>Cancel …<//>`
         : html`<${Btn} acts onClick=${() => act('trigger', job.job)}>Trigger …<//>`}
     </div>
   </li>`;
 }
 
-/** The names of the jobs that need attention, the worst first. */
+/** The names of the jobs that need attention. Those that only run long, which passes, come last. */
 export function attention() {
   const list = [];
   for (const [name, state] of known.states) if (state.group === 'attention') list.push([name, state]);
-  return list.sort((a, b) => b[1].bad - a[1].bad).map(([name]) => name);
+  return list.sort((a, b) => (a[1].key === 'slow') - (b[1].key === 'slow')).map(([name]) => name);
 }
 
 const SHOWN = 6;

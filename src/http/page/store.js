@@ -253,11 +253,11 @@ function setJob(job) {
   known.states.set(job.job, judge(job, now()));
 }
 
-/** A run becomes long by time alone, and a pause ends so. */
+/** A run becomes long by time alone. */
 function rejudge() {
   let any = false;
   for (const [name, job] of known.jobs) {
-    if (!job.running.length && !job.paused && !job.awaited.length) continue;
+    if (!job.running.length) continue;
     const state = judge(job, now());
     if (state.key !== known.states.get(name)?.key) {
       known.states.set(name, state);

@@ -173,9 +173,23 @@ fn a_run_that_was_ended_on_purpose_has_not_failed() {
     ended(1, "cancelled");
     ended(2, "replaced");
     let metrics = get(&at, "/metrics").send().text();
-    for (job, failed) in [("fails", 1), ("long", 0), ("newest", 0)] {
-        let line = format!("\nsoloist_job_last_run_failed{{job=\"{job}\"}} {failed}\n");
-        assert!(metrics.contains(&line), "{line}{metrics}");
+    let status = fleet.json(&["status", "--json"]);
+    for (n, (job, failed)) in [("fails", 1), ("long", 0), ("newest", 0)]
+        .iter()
+        .enumerate()
+    {
+        for name in ["job_last_run_failed", "job_needs_attention"] {
+            let line = format!("\nsoloist_{name}{{job=\"{job}\"}} {failed}\n");
+            assert!(metrics.contains(&line), "{line}{metrics}");
+        }
+        let why = if *failed == 1 {
+            "failed".into()
+        } else {
+            serde_json::Value::Null
+        };
+        for of in [&status["jobs"], &jobs()] {
+            assert_eq!(of[n]["attention"], why, "{of}");
+        }
     }
 }
 

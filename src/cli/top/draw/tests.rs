@@ -168,7 +168,7 @@ fn the_overview_at_80_by_24() {
         lines[..10],
         [
             "soloist   1 overview   2 timeline   3 instances                     15:12:41 UTC",
-            "1 job fails: report",
+            "1 job needs attention: report: failed",
             "not heard from: web-2",
             "4 jobs, 1 running, 1 paused; 1 live instance",
             "  JOB      STATE            NEXT IN LAST RUNS      TOOK     LATE RUN BY",
@@ -202,7 +202,7 @@ fn a_wide_screen_says_more_and_a_small_one_is_still_sane() {
         lines[..5],
         [
             " 1 jobs  2 time  3 inst         15:12:41",
-            "1 job fails: report",
+            "1 job needs attention: report: failed",
             "  JOB      STATE             NEXT IN",
             "› backup   ‖ paused           paused",
             "  draw     ▶ running            19 s",
@@ -573,7 +573,7 @@ fn a_fleet_that_waits_says_why() {
             "restarted or lost its data, and runs from before may still be alive; if nothing",
             "of this fleet runs anywhere else, there is no need to wait: stop web-1, and",
             "start it once with --new-fleet",
-            "1 job fails: report",
+            "1 job needs attention: report: failed",
         ],
         "{text}"
     );
@@ -744,11 +744,14 @@ fn a_job_that_is_tried_again_does_not_fail_and_its_retry_is_not_late() {
     };
     let waits = show(vec![first.clone()], Some(next));
     assert!(
-        waits.contains("retries") && !waits.contains("fails"),
+        waits.contains("retries") && !waits.contains("attention"),
         "{waits}"
     );
     let given_up = show(vec![first.clone()], None);
-    assert!(given_up.contains("1 job fails: draw"), "{given_up}");
+    assert!(
+        given_up.contains("1 job needs attention: draw"),
+        "{given_up}"
+    );
     let due = first.finished_at.expect("an end") + 10_000;
     let retry = RunRecord {
         run_id: Some(RunId::random()),
