@@ -141,16 +141,19 @@ pub(super) fn draw(state: &State, frame: &mut Frame) {
         let lines = wrap_words(&state.ascii(&text), area.width.into());
         lines.into_iter().map(move |line| (line, mood))
     };
-    let most = match area.height {
-        ..16 => 1,
-        16..24 => 3,
-        24.. => 5,
+    // All of it, as long as two thirds are left for the rest; on a small screen the worst.
+    let (said, most) = match area.height {
+        ..16 => (1, 1),
+        height => (usize::MAX, height / 3),
     };
-    let verdict: Vec<_> = match most {
-        1 => verdict(state).into_iter().take(1).collect(),
-        _ => verdict(state).into_iter().flat_map(wrapped).collect(),
-    };
-    let lines = u16::try_from(verdict.len()).unwrap_or(1).min(most);
+    let said = verdict(state).into_iter().take(said);
+    let mut verdict: Vec<_> = said.flat_map(wrapped).collect();
+    let lines = u16::try_from(verdict.len()).unwrap_or(most).min(most);
+    if usize::from(lines) < verdict.len()
+        && let Some((last, _)) = verdict.get_mut(usize::from(lines) - 1)
+    {
+        *last += " …";
+    }
     for (y, (text, mood)) in (1..).zip(verdict.iter().take(lines.into())) {
         put(
             buf,
@@ -309,9 +312,9 @@ fn verdict(state: &State) -> Vec<(String, Mood)> {
 fn condition(state: &State, l: &Line) -> (&'static str, String, Mood) {
     let v = &l.view;
     if v.attention.is_some() {
-        let outcome = v.state.parse().unwrap_or(Outcome::Crashed);
-        let (mark, mood) = outcome_mark(state, outcome);
-        return (mark, v.state.replace('_', " "), mood);
+        let ran = v.state.parse::<Outcome>().is_ok();
+        let mark = if ran { state.mark("✗", "x") } else { "!" };
+        return (mark, v.state.replace('_', " "), Mood::Bad);
     }
     if !v.running.is_empty() {
         let n = v.running.len();

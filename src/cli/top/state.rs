@@ -447,10 +447,12 @@ impl State {
         }
     }
 
-    /// The jobs that are listed.
+    /// The jobs that are listed: those that need attention first.
     pub(super) fn listed(&self) -> Vec<&Line> {
         let fits = |l: &&Line| l.view.job.as_str().contains(&self.filter);
-        self.jobs.values().filter(fits).collect()
+        let mut all: Vec<&Line> = self.jobs.values().filter(fits).collect();
+        all.sort_by_key(|l| l.view.attention.is_none());
+        all
     }
 
     pub(super) fn line(&self) -> Option<&Line> {
