@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 
 use super::{App, board::Inner, headers::accepts, problem::Problem};
-use crate::{view::JobView, vitals::Figures};
+use crate::vitals::Figures;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -412,8 +412,7 @@ fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
     let help =
         "Whether the last run of the job went wrong; one that was cancelled or replaced did not";
     gauges(e, "job_last_run_failed", None, help, failed)?;
-    let needs = |v: &JobView| i64::from(v.attention.is_some());
-    let needs = all().map(|v| ([("job", v.job.as_str())], needs(v)));
+    let needs = all().map(|v| ([("job", v.job.as_str())], i64::from(v.attention.is_some())));
     let help = "Whether a person should look at the job, as the page and `soloist top` say";
     gauges(e, "job_needs_attention", None, help, needs)?;
     let running = all().map(|v| ([("job", v.job.as_str())], v.running.len() as i64));

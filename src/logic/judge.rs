@@ -10,9 +10,6 @@ const LAST: usize = 10;
 /// If so many of them went wrong, one success makes nothing well.
 const WRONG: usize = 2;
 
-const UNREADABLE: &str = "its state in the store cannot be read: see `soloist status`";
-const LAPSED: &str = "its instance may be gone: nobody renews the lease of its run";
-
 /// What a record says: of an attempt, or of so many occurrences that did not run.
 pub type Decided = (Occurrence, Outcome, u64);
 
@@ -61,9 +58,9 @@ pub fn judge(job: &Facts, records: &[Decided]) -> (&'static str, Option<String>)
     };
     let why = |state, why: &str| (state, Some(why.to_owned()));
     match wrong(&decided) {
-        _ if job.unreadable => why("unreadable", UNREADABLE),
+        _ if job.unreadable => why("unreadable", "cannot be read: see `soloist status`"),
         _ if job.ahead => why("ahead", "it does not start: the store's clock was wrong"),
-        _ if job.lapsed => why("lapsed", LAPSED),
+        _ if job.lapsed => why("lapsed", "nobody renews its lease: its holder may be gone"),
         _ if job.overdue => why("overdue", "no success for too long"),
         _ if job.paused => ("paused", None),
         _ if !job.enabled => ("off", None),
