@@ -201,6 +201,8 @@ struct Load {
     from: Time,
     /// The occurrences in each minute of the day: 1440 numbers, fewer or more if the clocks change.
     minutes: Vec<u32>,
+    /// Of each minute: how many occurrences its fullest second has.
+    at_once: Vec<u32>,
     /// In each hour: mostly 24 numbers.
     by_hour: Vec<u32>,
     /// At most 10 minutes: those in which the most jobs start, then those with the most starts; most first.
@@ -288,6 +290,7 @@ fn count(jobs: &[Arc<Job>], day: Day) -> Load {
     }
     let mut minutes = vec![0_u32; ((end - start) / 60_000) as usize];
     let mut of_jobs = minutes.clone();
+    let mut seconds = vec![0_u32; minutes.len() * 60];
     let mut truncated = false;
     'all: for (schedules, jobs) in shared.values() {
         let (mut at, mut n) = (Occurrence(start - 1), 0_u32);
@@ -296,6 +299,7 @@ fn count(jobs: &[Arc<Job>], day: Day) -> Load {
             let of = ((next.0 - start) / 60_000) as usize;
             if let Some(minute) = minutes.get_mut(of) {
                 *minute = minute.saturating_add(*jobs);
+                seconds[of * 60 + ((next.0 - start) / 1000 % 60) as usize] += *jobs;
                 // A job counts once in a minute, however often it starts there.
                 of_jobs[of] += if of == before { 0 } else { *jobs };
             }
@@ -328,6 +332,10 @@ fn count(jobs: &[Arc<Job>], day: Day) -> Load {
         from: Time(start),
         top: top.collect(),
         by_hour: minutes.chunks(60).map(|hour| hour.iter().sum()).collect(),
+        at_once: (seconds
+            .chunks(60)
+            .map(|of| of.iter().copied().max().unwrap_or(0)))
+        .collect(),
         minutes,
         truncated,
     }
@@ -369,6 +377,10 @@ mod tests {
             (2, 2, 1)
         );
         assert_eq!(load.minutes.iter().sum::<u32>(), 97);
+        assert_eq!(
+            (load.at_once[0], load.at_once[1], load.at_once[12 * 60 + 5]),
+            (2, 0, 1)
+        );
         assert_eq!(load.by_hour[12], 5);
         let first = &load.top[0];
         assert_eq!((first.minute, first.count, first.jobs.len()), (0, 2, 2));
@@ -379,7 +391,8 @@ mod tests {
         let many = (0..9).map(|i| format!("[jobs.n{i}]\nschedule = '7 4 * * *'\ncommand = 'x'\n"));
         let poll = "[jobs.poll]\nschedule = '* * 3 * * *'\ncommand = 'x'\n";
         let text = poll.to_owned() + &many.collect::<String>();
-        let top = count(&jobs(&text), day(MIDNIGHT, 24)).top;
+        let Load { top, at_once, .. } = count(&jobs(&text), day(MIDNIGHT, 24));
+        assert_eq!((at_once[4 * 60 + 7], at_once[3 * 60]), (9, 1));
         let said: Vec<_> = (top.iter().take(2))
             .map(|t| (t.minute, t.count, t.jobs.len()))
             .collect();

@@ -34,11 +34,9 @@ function geometry(w, phone, minutes) {
   return { cw: (w - x0 - 46) / 60, ch, x0, y0, w, h: y0 + hours * ch, nx: 60, ny: hours,
     at: (m) => [m % 60, Math.floor(m / 60)], of: (x, y) => y * 60 + x };
 }
-/**
- * How strong the colour of a cell is: the emptiest minute that has a start is faint, the fullest is full. Where all have
- * as many, none is either.
- */
-const strength = (n, least, most) => (!n ? 0 : most === least ? 0.5 : 0.1 + 0.9 * ((n - least) / (most - least)) ** 0.8);
+/** How strong the colour of a cell is, the same on each day: that of one start in each second is full. */
+const strength = (n) => (n ? Math.min(1, 0.1 + 0.9 * (Math.log(n) / Math.log(60))) : 0);
+const STEPS = [1, 5, 15, 60];
 
 /** How many starts the ordinary minute of the day has: half of the minutes have more. */
 const ordinary = (data) => [...data.minutes].sort((x, y) => x - y)[Math.floor(data.minutes.length / 2)];
@@ -52,18 +50,17 @@ function crowdedOf(data) {
   return data.top.filter((t) => t.jobs.length >= Math.max(3, fullest / 2) && t.count >= usual + 3).slice(0, 6);
 }
 
-function paint(canvas, g, data, most, sel, phone) {
+function paint(canvas, g, data, sel, phone) {
   const { minutes } = data;
   const hour = (h) => clock(data, h * 60);
   const ctx = fit(canvas, g.w, g.h);
   const c = colours();
-  const least = Math.min(...minutes.filter((n) => n > 0));
   const crowded = new Set(crowdedOf(data).map((t) => t.minute));
   minutes.forEach((n, m) => {
     const [x, y] = g.at(m);
     const box = [g.x0 + x * g.cw, g.y0 + y * g.ch, g.cw - (phone ? 1 : 2), g.ch - (phone ? 1 : 2)];
     ctx.fillStyle = n ? c.ac : c.sunk;
-    ctx.globalAlpha = n ? strength(n, least, most) : 1;
+    ctx.globalAlpha = n ? strength(n) : 1;
     ctx.beginPath();
     ctx.roundRect(...box, 2);
     ctx.fill();
@@ -101,14 +98,14 @@ function Map({ data, most, start, phone }) {
   const words = (m) => {
     const names = tops.get(m);
     const n = data.minutes[m];
-    return `${clock(data, m)}  ${many(n, 'start')}${names ? `\n${names.slice(0,
+    return `${clock(data, m)}  ${many(n, 'start')}${n > 1 ? `, ${data.at_once[m]} in its fullest second` : ''}${names ? `\n${names.slice(0,
       12).map(clean).join(', ')}${names.length > 12
       ? ' …' : ''}` : ''}`;
   };
   const draw = () => {
     if (!canvas.current) return;
     g.current = geometry(box.current.clientWidth, phone, data.minutes.length);
-    paint(canvas.current, g.current, data, most, sel, phone);
+    paint(canvas.current, g.current, data, sel, phone);
   };
   useEffect(draw);
   useEffect(() => {
@@ -193,9 +190,12 @@ function Advice({ data }) {
   const crowded = crowdedOf(data);
   const [first] = crowded;
   if (!first) {
-    return html`<ol class="sug"><li><${Icon} k="succeeded" /><div><b>The starts are spread well.</b>
+    const most = Math.max(...data.at_once);
+    return html`<ol class="sug"><li><${Icon} k=${most > 1 ? 'planned' : 'succeeded'} /><div><b>${most > 1
+      ? `${clock(data, data.at_once.indexOf(most))}: ${most} jobs start in the same second.` : 'No two jobs start in the same second.'}</b>
       ${' '}<span class="t2">${ordinary(data) ? `The fullest minute has ${number(Math.max(...data.minutes))} starts, the
-        ordinary one ${number(ordinary(data))}.` : 'In no minute more than two jobs start.'}</span></div></li></ol>`;
+        ordinary one ${number(ordinary(data))}.` : 'In no minute more than two jobs start.'}${most > 1
+        ? ' A jitter moves them apart.' : ''}</span></div></li></ol>`;
   }
   const jobs = first.jobs.map((n) => known.jobs.get(n)).filter(Boolean);
   const heavy = jobs.filter((j) => j.typical_ms > 10 * S).sort((x, y) => y.typical_ms - x.typical_ms)[0];
@@ -244,9 +244,6 @@ export function Load({ query }) {
   const sum = data.minutes.reduce((a, b) => a + b, 0);
   const full = data.minutes.indexOf(most);
   const start = Date.parse(data.from);
-  const least = Math.min(most, ...data.minutes.filter((n) => n > 0));
-  const share = [0, 0.25, 0.5, 0.75, 1].map((k) => Math.round(least + k * (most - least)));
-  const step = [...new Set(share)].filter((n) => n > 0);
   return html`<div class="hd"><h1>${most > 1 ? `${number(most)} starts at ${clock(data,
     full)}` : sum ? 'No minute has two starts'
       : 'Nothing is planned on this day'}</h1>${head}</div>
@@ -254,9 +251,9 @@ export function Load({ query }) {
     has <b>${(sum / data.minutes.length).toFixed(1)}</b> starts on average, the
       fullest <b>${number(most)}</b>; ${number(sum)} in all.</p>
   <div class="heat sec"><div><${Map} data=${data} most=${most} start=${start} phone=${phone} />
-    <p class="legend"><span>fewer</span>${step.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
-      && el.style.setProperty('opacity', strength(n, least, most))}></i>${n}</span>`)}<span>starts in the same
-        minute</span></p>
+    <p class="legend">${STEPS.map((n) => html`<span key=${n}><i class="sw ac" ref=${(el) => el
+      && el.style.setProperty('opacity', strength(n))}></i>${n}</span>`)}<span>starts in a
+        minute, or more</span></p>
     <p class="t3">The stronger the colour of a minute, the more starts it has; one without colour has none, and a
       frame marks those that are crowded. A click on a minute opens the timeline there.</p></div>
     <div><h2 class="h2">What would help</h2><${Advice} data=${data} /><p class="t3 gap-s">Nothing here
