@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     config::Job,
-    model::{JobName, Outcome, RunId, RunRecord},
+    model::{JobName, Outcome, RunId, RunRecord, Stream},
     store::{self, HISTORY_KEPT, Output, Store},
     view::{RunView, Time, late_since_due},
 };
@@ -470,6 +470,8 @@ struct Piece {
     ended: bool,
     /// What is not UTF-8 is replaced.
     data: String,
+    /// Which parts of `data` came from stderr: from, and to (exclusive), in UTF-16 units.
+    stderr: Vec<(usize, usize)>,
     /// Bytes before `from`, or after the end, were not kept.
     truncated: bool,
 }
@@ -487,11 +489,20 @@ impl Piece {
             // The rest of the last character is still to come.
             o.data.truncate(o.data.len() - incomplete(&o.data));
         }
+        let (mut data, mut stderr, mut at) = (String::new(), vec![], 0);
+        for (stream, piece) in o.stderr.cut(from, &o.data) {
+            let text = String::from_utf8_lossy(piece);
+            let to = at + text.encode_utf16().count();
+            stderr.extend((stream == Stream::Stderr).then_some((at, to)));
+            data.push_str(&text);
+            at = to;
+        }
         Self {
             from,
             next: from.saturating_add(o.data.len() as u64),
             ended,
-            data: String::from_utf8_lossy(&o.data).into_owned(),
+            data,
+            stderr,
             truncated: from > wanted || o.missing > 0,
         }
     }
@@ -698,6 +709,19 @@ mod tests {
             assert!(text.starts_with(piece.data.as_bytes()));
             assert_eq!(piece.next, 5 + piece.data.len() as u64);
         }
+        let mut stderr = crate::model::Marks::default();
+        stderr.add(6, 8);
+        let piece = Piece::of(
+            5,
+            Some(Output {
+                from: 5,
+                data: text.to_vec(),
+                stderr,
+                ..Output::default()
+            }),
+            true,
+        );
+        assert_eq!((piece.data.as_bytes(), piece.stderr), (text, vec![(1, 2)]));
         let broken = Output {
             data: b"a\xff\xe6\x97".to_vec(),
             ..Output::default()

@@ -5,7 +5,7 @@ import { bytes, clean, commandLine, hms, hmsm, left, many, ms, short, signalName
   './format.js';
 import { Icon } from './icons.js';
 import { cause, halted, word } from './judge.js';
-import { Btn, Copy, Failed, Live, On, Output, Since, Txt, useLoaded, written } from './parts.js';
+import { Btn, Copy, Failed, Live, On, Output, Since, Txt, marked, unmarked, useLoaded, written } from './parts.js';
 import { act } from './actions.js';
 import { address, setQuery } from './router.js';
 import { median } from './chart.js';
@@ -37,8 +37,8 @@ function Attempt({ r, several, shown, pick }) {
 
 // ---- why
 
-const DECIDED = { won: 'won', lost: 'lost', settled: 'found it settled', quarantined: 'found the store closed',
-  draining: 'drains', store_error: 'store error' };
+const DECIDED = { won: 'started it', lost: 'another was first', settled: 'came when it was decided',
+  quarantined: 'had to wait for the store', draining: 'takes nothing new', store_error: 'got no answer of the store' };
 
 /** Each instance's decision on a common axis of milliseconds; the instant is at its left end. */
 function Why({ why, at }) {
@@ -103,7 +103,7 @@ function useOutput(job, run) {
     /** As it comes, also the rest of it when the run has ended. */
     const follow = async () => {
       for await (const e of events(`${path()}&follow=1`, { signal: stop.signal })) {
-        if (e.data && add(e.data)) return true;
+        if (e.data && add({ ...e.data, data: marked(e.data) })) return true;
       }
       return false;
     };
@@ -112,6 +112,7 @@ function useOutput(job, run) {
       if (!text && run.output_bytes > HELD) [from, left] = [run.output_bytes - HELD, true];
       for (;;) {
         const o = await ask(path(), { signal: stop.signal });
+        o.data = marked(o);
         if (!text && left) {
           // The store keeps less than that, or not its end.
           if (o.from > from) left = false;
@@ -184,7 +185,7 @@ function OutputBox({ job, run }) {
         onInput=${(e) => setFind(e.target.value)}
         onKeyDown=${(e) => e.key === 'Escape' && (setFind(''), e.target.blur(), e.stopPropagation())} />
       ${q && html`<span class="t3 nw" role="status">${many(hits, 'place')}</span>`}
-      <${Copy} text=${visible(text)}>Copy<//>
+      <${Copy} text=${visible(unmarked(text))}>Copy<//>
       <label class="t2"><input type="checkbox" checked=${follow} onChange=${(e) => setFollow(e.target.checked)}
         />Follow</label></div>
     <pre ref=${pre} tabindex="0" role="log" aria-live="off" aria-label="Output" onWheel=${(e) => e.deltaY < 0
@@ -259,7 +260,7 @@ export function Occurrence({ job, at, items, round }) {
       ${wait && html`<li><${Icon} k="planned" /><span>${hms(ms(wait.at))}</span><span
         class="t2">attempt ${wait.attempt}<${Live} f=${(n) => (halted(known) ? '' : `, in ${left(ms(wait.at) - n)}`)}
           /></span><span></span></li>`}</ol>`}
-    ${why.data && html`<h3 class="h2">Why<small>the instant is at the left end</small></h3><${Why} why=${why.data}
+    ${why.data && html`<h3 class="h2">Why<small>how long after the planned time</small></h3><${Why} why=${why.data}
       at=${at} />`}
     ${(why.data?.problems || []).map((p) => html`<p class="note"><${Icon} k="slow" /><${Txt}>${p}<//></p>`)}
     ${shown && html`<${Resources} run=${shown} items=${items} /><${OutputBox} key=${shown.run_id} job=${job.job}

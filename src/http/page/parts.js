@@ -331,8 +331,28 @@ const LINE = /[^\n]{4000}(?=[^\n])/gu;
 /** Foreign output as it is shown: what is invisible is written as escapes. */
 export const written = (text) => visible(text).replace(LINE, '$&\n');
 
-/** Text that `written` gave, with marks where `find` stands. */
-export function Output({ text: shown, find }) {
+// They stand around what came from stderr, also while it is searched and cut. No output brings them along.
+const [ERR, OUT] = ['\ue000', '\ue001'];
+const MARKS = /[\ue000\ue001]/g;
+export const unmarked = (text) => text.replace(MARKS, '');
+/** A piece of an output as text, with these marks. */
+export function marked({ data, stderr = [] }) {
+  const plain = (from, to) => data.slice(from, to).replace(MARKS, '\ufffd');
+  const at = (i) => stderr[i]?.[1] ?? 0;
+  return stderr.map(([from, to], i) => `${plain(at(i - 1), from)}${ERR}${plain(from, to)}${OUT}`).join('')
+    + plain(at(stderr.length - 1));
+}
+
+/** Text that `written` gave: what came from stderr is told apart, and there are marks where `find` stands. */
+export function Output({ text, find }) {
+  const parts = text.split(OUT);
+  const last = parts.pop();
+  // What begins after its mark was cut before it.
+  return [...parts.map((part) => [found(part.slice(0, Math.max(0, part.indexOf(ERR))), find), html`<i class="err"
+    data-tip="stderr">${found(part.slice(part.indexOf(ERR) + 1), find)}</i>`]), found(last, find)];
+}
+
+function found(shown, find) {
   if (!find) return shown;
   const low = shown.toLowerCase();
   const parts = [];
@@ -343,6 +363,13 @@ export function Output({ text: shown, find }) {
   }
   return [...parts, shown.slice(at)];
 }
+
+// ---- a whole row leads where its first link does
+
+document.addEventListener('click', (e) => {
+  const row = !e.target.closest('a, button, .st') && e.target.closest('.rows:not(.inst) tbody tr');
+  if (row && !String(getSelection())) row.querySelector('a')?.click();
+});
 
 // ---- one tip for all
 
