@@ -124,7 +124,7 @@ async function enter() {
     await type('.enter input', wrong);
     await page.keyboard.press('Enter');
     const refusal = await until('a refusal', () => document.querySelector('.enter [role=alert]')?.textContent.trim());
-    if (!refusal.startsWith('No token of this instance')) troubles.push(`the token ${wrong} is refused so: ${refusal}`);
+    if (!refusal.startsWith('This instance does not know that token')) troubles.push(`the token ${wrong} is refused so: ${refusal}`);
     saw(`a wrong token: “${refusal}”`);
     await page.reload({ waitUntil: 'domcontentloaded' });
   }
@@ -156,16 +156,13 @@ async function trigger() {
   // The page may not know yet what it may do.
   await until('a button that is on', () => document.querySelector('dialog[open] [type=submit]:not([aria-disabled=true])'));
   await page.keyboard.press('Enter');
-  await until('the run', () => document.querySelector('tr[data-job=talks] .ic[aria-label=running]'));
-  saw('talks runs');
+  await until('its run, opened by itself', () => document.querySelector('h1')?.textContent === 'talks'
+    && document.querySelector('.side .x-running'));
+  saw('talks runs, and its run is opened');
   await closed();
 }
 
 async function output() {
-  await page.$eval('tr[data-job=talks] th a', (a) => a.click());
-  await until('the job', () => document.querySelector('h1')?.textContent === 'talks');
-  await until('the running attempt', () => document.querySelector('.notes a'));
-  await page.click('.notes a');
   const lines = () => (document.querySelector('.outw pre')?.textContent.match(/line \d+/g) || []).length;
   const some = await until('output', lines);
   await until('more output', (n) => (document.querySelector('.outw pre')?.textContent.match(/line \d+/g)
@@ -228,6 +225,26 @@ async function runsAgain() {
   await until('its end', () => document.querySelector('.side .hd .x-cancelled'));
 }
 
+/** The page of a job that went wrong begins with that. A click anywhere in a row opens it, and stderr is told apart. */
+async function wentWrong() {
+  if (!own) return;
+  await answered('that it failed', 'jobs/fails', (j) => j.attention);
+  await go('#/overview');
+  await page.mouse.move(5, 5);
+  await until('that it fails', () => document.querySelector('tr[data-job=fails] .c-s')?.textContent !== null
+    && document.querySelector('tr[data-job=fails] .ic')?.getAttribute('aria-label') === 'failed');
+  await page.click('tr[data-job=fails] .c-l');
+  await until('the job, by a click beside its name', () => document.querySelector('h1')?.textContent === 'fails');
+  saw(`what went wrong: “${await until('what went wrong, before the charts', () => {
+    const wrong = document.querySelector('.wrong');
+    const before = wrong?.compareDocumentPosition(document.querySelector('.plot') ?? wrong) === 4;
+    return before && /exit 3.*no such ledger/s.test(wrong.innerText) && document.querySelector('.wrong p').textContent
+      && wrong.innerText;
+  })}”`);
+  await page.click('.hist tbody tr .h-why');
+  saw(`from stderr: ${await until('what came from stderr', () => document.querySelector('.side .outw .err')?.textContent)}`);
+}
+
 /** Charts say what was measured, also if that is 0, and lengths of time are written as the commands write them. */
 async function figures() {
   await page.evaluate(() => {
@@ -254,17 +271,21 @@ async function counted() {
     const real = window.fetch;
     window.answers = () => { window.fetch = real; };
     const run = (day, attempt, outcome, count) => ({ job: 'weekly', run_id: `${day}.${attempt}`, attempt, outcome, count,
-      occurrence: `2026-01-0${day}T04:30:00.000Z`, trigger: 'schedule', instance: 'a', duration_ms: 9 });
+      error: attempt ? null : 'no instance was up', occurrence: `2026-01-0${day}T04:30:00.000Z`, trigger: 'schedule', instance: 'a', duration_ms: 9 });
     window.fetch = (to, init) => (/weekly\/runs\?/.test(to) ? Promise.resolve(new Response(JSON.stringify({
-      runs: [run(3, 0, 'missed', 4), run(2, 2, 'succeeded'), run(2, 1, 'failed'), run(1, 1, 'succeeded')], next: null })))
+      runs: [run(5, 0, 'missed', 1), run(3, 0, 'missed', 4), run(2, 2, 'succeeded'), run(2, 1, 'failed'), run(1, 1, 'succeeded')], next: null })))
       : real(to, init));
   });
   await go('#/job/weekly');
   await until('its history', () => document.querySelectorAll('.hist tbody tr').length === 3);
   const said = (await text('.job')).replace(/\s+/g, ' ');
-  for (const words of ['6 occurrences', 'All 6', 'missed 4', 'missed × 4',
+  for (const words of ['7 occurrences', 'All 7', 'missed 5', 'missed × 5', 'no instance was up',
     'All 2 that ran and are kept succeeded, 1 not at the first attempt.']) {
     if (!said.includes(words)) troubles.push(`the page of a job does not say “${words}”: ${said.slice(0, 600)}`);
+  }
+  const planned = await page.$$eval('.hist tbody td:nth-child(2)', (all) => all.map((td) => td.textContent));
+  if (!planned.every((at) => /\d\d:\d\d:\d\d$/.test(at)) || !/ to /.test(planned[0])) {
+    troubles.push(`a column of times, and what is folded: ${planned}`);
   }
   await page.evaluate(() => window.answers());
   const [hint] = (await text('.keys')).split('Enter');
@@ -311,7 +332,7 @@ async function anotherDay() {
       const [{ when, ms }, { known, now }] = await Promise.all([import('./static/format.js'),
         import('./static/store.js')]);
       const shown = document.querySelector('tr[data-job=weekly] .c-at').textContent;
-      return shown === when(ms(known.jobs.get('weekly').next), now()) && shown;
+      return shown === when(ms(known.jobs.get('weekly').next), now(), true) && shown;
     }));
   }
   saw(`the next run, as the day changes: ${dates.join(', ')}`);
@@ -564,7 +585,7 @@ async function maps() {
   const crowded = () => /04:30: \d+\sjobs\sstart\s+in\s+one\s+minute/.exec(document.querySelector('.sug')?.textContent)?.[0];
   saw(`a Monday: “${await until('advice', crowded)}”`);
   await go('#/load?day=2030-03-05');
-  const spread = () => /The fullest minute.*/s.exec(document.querySelector('.sug')?.textContent)?.[0].replace(/\s+/g, ' ');
+  const spread = () => /same second.*The fullest minute.*/s.exec(document.querySelector('.sug')?.textContent)?.[0].replace(/\s+/g, ' ');
   saw(`a Tuesday: “${await until('no advice', spread)}”`);
 }
 
@@ -599,6 +620,17 @@ async function drain() {
   await closed();
   await go('#/instances');
   await until('instances', () => document.querySelector('.inst tbody tr'));
+  const columns = await page.$$eval('.inst thead th', (all) => all.map((th) => th.textContent));
+  if (!/^Instance,Running,Last seen,/.test(columns)) troubles.push(`the columns of instances: ${columns}`);
+  const lost = await page.evaluate(async () => {
+    const [{ known }, { verdict }] = await Promise.all([import('./static/store.js'), import('./static/overview.js')]);
+    const was = known.instances;
+    known.instances = { ...was, instances: [...was.instances, { instance: 'x', silent: true }] };
+    const said = verdict();
+    known.instances = was;
+    return said;
+  });
+  if (!/1\sinstance is not heard from/.test(lost)) troubles.push(`the headline hides a lost instance: “${lost}”`);
   await until('who won', () => [...document.querySelectorAll('.inst td.i-w')].some((td) => /[1-9]/.test(td.textContent)));
   await click('Drain', '.inst tbody');
   await click('Drain it', 'dialog[open]');
@@ -672,6 +704,11 @@ async function eventsSeen() {
     await go(hash);
     await until(`the event ${kind}`, (k) => document.querySelector('.ev')?.textContent.includes(k), kind);
   }
+  await go('#/events?q=quick');
+  await until('ends without their starts', () => {
+    const rows = [...document.querySelectorAll('.ev tbody tr')].map((tr) => tr.textContent);
+    return rows.filter((t) => /succeeded/.test(t)).length > 1 && rows.filter((t) => /started on/.test(t)).length <= 1;
+  });
   // One that comes late stands where it happened; one that comes much later is news.
   const order = await page.evaluate(async () => {
     const { place } = await import('./static/store.js');
@@ -1488,7 +1525,7 @@ try {
   await own?.ready(GENEROUS);
   if (process.env.PAGE_FILES) await filesFrom(process.env.PAGE_FILES);
   await enter();
-  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, figures, narrowJob, counted,
+  const steps = pictures ? [history] : [overview, trigger, output, cancel, runsAgain, wentWrong, figures, narrowJob, counted,
     countsAtOnce, countdowns, gone, anotherDay, pauseIt, skip, longOutput, jobFirst, timeline, nothingLeft, maps, wrongAddresses, drain, eventsSeen, described, longLists,
     hostileOutput, hostileWords, middleWidths, keysOfShown, touched, rowsTaken, heldFacts, printed, readers, otherRole,
     commandLines, streamsTaken, allRuns, brokenTokens, twoVersions, unseen, historyRefused, storeAway, takeover, lostInstance,

@@ -6,11 +6,14 @@ import { clean, commandLine, left, many, meant, ms, when, zoneName } from './for
 import { Icon } from './icons.js';
 import { halted } from './judge.js';
 import { Copy, Txt, say, useLoaded } from './parts.js';
+import { go, jobLink } from './router.js';
 
 let show = () => {};
 /** Opens the dialog of an act on a job, or on an instance. */
 export const act = (kind, target, more) => show({ kind, target, ...more });
 
+/** Within so long a run that was triggered is opened, ms. */
+const FOLLOWED_MS = 30_000;
 const random = () => Array.from(crypto.getRandomValues(new Uint8Array(5)), (b) =>
   'abcdefghjkmnpqrstuvwxyz23456789'[b % 31]).join('');
 const iso = (t) => new Date(t).toISOString();
@@ -48,7 +51,6 @@ const ACTS = {
     options: (v) => (v.key ? { '--key': v.key } : {}),
     button: (n) => html`Trigger <${Txt}>${n}<//>`,
     done: (a) => (a.known ? 'A trigger with this key was there already; it runs only once.' : 'Triggered.'),
-    event: 'triggered',
   },
   pause: {
     title: (n) => html`Pause <${Txt}>${n}<//> on the whole fleet?`,
@@ -78,7 +80,6 @@ const ACTS = {
     },
     button: (n) => html`Pause <${Txt}>${n}<//>`,
     done: () => 'Paused.',
-    event: 'paused',
   },
   resume: {
     title: (n) => html`Resume <${Txt}>${n}<//>?`,
@@ -87,7 +88,6 @@ const ACTS = {
       : 'It is not paused, so nothing will change.'),
     button: (n) => html`Resume <${Txt}>${n}<//>`,
     done: () => 'Resumed.',
-    event: 'resumed',
   },
   skip: {
     title: (n) => html`Skip the next occurrences of <${Txt}>${n}<//>?`,
@@ -126,7 +126,6 @@ const ACTS = {
     instance: true,
     button: () => 'Drain it',
     done: () => 'Draining.',
-    event: 'draining',
   },
   undrain: {
     title: (n) => html`Undrain <${Txt}>${n}<//>?`,
@@ -134,7 +133,6 @@ const ACTS = {
     instance: true,
     button: () => 'Undrain it',
     done: () => 'It claims again.',
-    event: 'undrained',
   },
 };
 
@@ -152,10 +150,14 @@ function Ask({ kind, target, close }) {
     if (wrong) return;
     setState({ busy: true });
     const path = `${a.instance ? 'instances' : 'jobs'}/${encodeURIComponent(target)}/${kind}`;
-    const off = onEvent((event, data) => {
-      const mine = (data.job === target || data.instance === target) && event === a.event;
-      if (mine) setState((s) => ({ ...s, seen: true }));
-    });
+    // Its run is opened, unless somebody goes elsewhere meanwhile.
+    const here = location.hash;
+    const off = kind === 'trigger' ? onEvent((event, data) => {
+      if (event !== 'granted' || data.job !== target || data.trigger !== 'manual') return;
+      off();
+      if (location.hash === here) go(jobLink(target, ms(data.occurrence)));
+    }) : () => {};
+    setTimeout(off, FOLLOWED_MS);
     try {
       const answer = await ask(path, { body: a.body ? a.body(v) : {} });
       say(a.done(answer));
@@ -165,7 +167,6 @@ function Ask({ kind, target, close }) {
       const unknown = error.status ? ''
         : ' It is not known whether the request arrived; sending it again does no harm.';
       setState({ error: `${error.message}${error.hint ? `; ${error.hint}` : ''}${unknown}` });
-    } finally {
       off();
     }
   };

@@ -88,13 +88,17 @@ export function Events({ query }) {
   const [sel, setSel] = useState(-1);
   const [, again] = useState(0);
   const words = q.toLowerCase().split(/\s+/).filter(Boolean);
-  const matches = (e) => has(e, f) && words.every((w) => `${e.job || ''} ${e.instance || ''} ${e.by || ''} ${
+  // The end of a run that succeeded tells of its start.
+  const ended = new Set(known.feed.map((e) => e.kind === 'ended' && e.outcome === 'succeeded' && e.run_id));
+  const tells = (e) => e.kind !== 'granted' || e.takeover || !ended.has(e.run_id);
+  const feed = known.feed.filter(tells);
+  const matches = (e) => tells(e) && has(e, f) && words.every((w) => `${e.job || ''} ${e.instance || ''} ${e.by || ''} ${
     e.kind} ${word(e.outcome || '')}`.toLowerCase().includes(w));
   // What is read stays where it is: new events wait while the list is scrolled, or a row is selected.
   const busy = scrollY > 60 || sel >= 0 || box.current?.matches(':hover');
   const key = `${q}|${f}`;
   if (!busy || !held.current || held.current.key !== key) held.current = { key, newest: known.feed[0],
-    list: known.feed.filter(matches) };
+    list: feed.filter(matches) };
   const { list, newest } = held.current;
   let fresh = 0;
   for (const e of known.feed) {
@@ -127,8 +131,8 @@ export function Events({ query }) {
   <div class="bar"><input type="search" id="filter" placeholder="Filter events"
     aria-label="Filter events by job, instance, kind or outcome" value=${q}
       onInput=${(e) => setQuery({ q: e.target.value })} onKeyDown=${(e) => e.key === 'Escape' && e.target.blur()} />
-    <${Chip} on=${!f} n=${known.feed.length} onClick=${() => setQuery({ f: '' })}>All<//>
-    ${CHIPS.map(([k, icon, text]) => html`<${Chip} key=${k} on=${f === k} icon=${icon} n=${known.feed.filter((e) =>
+    <${Chip} on=${!f} n=${feed.length} onClick=${() => setQuery({ f: '' })}>All<//>
+    ${CHIPS.map(([k, icon, text]) => html`<${Chip} key=${k} on=${f === k} icon=${icon} n=${feed.filter((e) =>
       has(e, k)).length} onClick=${() => setQuery({ f: f === k ? '' : k })}>${text}<//>`)}
     <span class="sp"></span>${fresh > 0 && html`<button type="button" class="btn s"
       onClick=${show}>${number(fresh)} new, show</button>`}</div>

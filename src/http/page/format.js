@@ -42,10 +42,10 @@ export const date = (t) => {
   return `${d.getFullYear()}-${two(d.getMonth() + 1)}-${two(d.getDate())}`;
 };
 
-/** "23:20", "tomorrow 02:30", "Sun 1 Nov 04:00"; with seconds only if there are some. */
-export function when(t, now) {
+/** "23:20", "tomorrow 02:30", "Sun 1 Nov 04:00"; with seconds if there are some, or, as in a column, always. */
+export function when(t, now, always) {
   if (t == null) return '–';
-  const time = t % M ? hms(t) : hm(t);
+  const time = always || t % M ? hms(t) : hm(t);
   const today = midnight(now);
   if (t >= today && t < midnight(now, 1)) return time;
   if (t >= midnight(now, 1) && t < midnight(now, 2)) return `tomorrow ${time}`;

@@ -54,7 +54,7 @@ function sentence(list) {
 const Drain = ({ i, c = '' }) => html`<${Btn} c=${`s ${c}`} acts
   onClick=${() => act(i.draining ? 'undrain' : 'drain', i.instance)}>${i.draining ? 'Undrain …' : 'Drain …'}<//>`;
 
-const WON = 'Attempts of the last 24 hours that it won, of the last 24 of each job: not all, if a job runs more often';
+const WON = 'Attempts of the last 24 hours that it started, of the last 24 of each job: not all, if a job runs more often';
 
 /** How many attempts each instance won, of those of the last 24 hours that this page knows: the last 24 of each job. */
 export function wins(jobs, n) {
@@ -79,24 +79,24 @@ function Row({ i, reach, common, sel, me, won, all }) {
           && html` <span class="tag">serves this page</span>`}<br />
       <span class="t3">${i.silent ? 'not heard from' : i.draining ? 'draining' : 'up'} ${i.silent || i.draining ? ''
         : html`<${Since} t=${ms(i.started_at)} />`}</span><${Drain} i=${i} c="i-p" /></span></div></th>
-    <td class="i-o"><${Offset} value=${i.clock_offset_ms} reach=${reach} warn=${i.clock_warning} /></td>
-    <td class="i-d"><div class="i-n"><${Spark} list=${trail} /></div></td>
-    <td class=${`num ${i.clock_warning ? 'x-missed' : ''}`}>${offset(i.clock_offset_ms)}
-      ${i.clock_doubt_ms != null && html`<br /><span class="x-missed">doubts the store’s clock
-        by ${took(Math.abs(i.clock_doubt_ms))}</span>`}</td>
     <td class="i-r">${i.running.slice(0, 4).map((r) => html`<div key=${r.job + r.occurrence}><a class="a"
       href=${jobLink(r.job, ms(r.occurrence))}><${Txt}>${r.job}<//></a>
       ${' '}<span class="t3">of ${when(ms(r.occurrence), n)}</span></div>`)}${i.running.length > 4 && html`<div
         class="t3">and ${i.running.length - 4} more</div>`}
       ${!i.running.length && html`<span class="t3">nothing</span>`}</td>
+    <td class="num t2 i-s"><${Live} f=${(t) => (t - ms(i.last_seen) < S ? 'now'
+      : `${lasting(t - ms(i.last_seen))} ago`)} /></td>
+    <td class="i-o"><${Offset} value=${i.clock_offset_ms} reach=${reach} warn=${i.clock_warning} /></td>
+    <td class="i-d"><div class="i-n"><${Spark} list=${trail} /></div></td>
+    <td class=${`num ${i.clock_warning ? 'x-missed' : ''}`}>${offset(i.clock_offset_ms)}
+      ${i.clock_doubt_ms != null && html`<br /><span class="x-missed">doubts the store’s clock
+        by ${took(Math.abs(i.clock_doubt_ms))}</span>`}</td>
     <td class="num i-w">${number(won)}${all > 0 && html` <span class="t3">${Math.round((won * 100)
       / all)} %</span>`}</td>
     <td class="num i-j">${number(i.jobs)}</td>
     <td class=${`i-v ${i.version === common ? '' : 'x-missed'}`}>${clean(i.version)}</td>
     <td>${i.config_differs && html`<${Icon} k="drift" /> `}<code data-tip=${clean(i.config)}>${clean(i.config).slice(0,
       8)}</code>${i.config_differs && html`<br /><span class="x-missed">differs</span>`}</td>
-    <td class="num t2 i-s"><${Live} f=${(t) => (t - ms(i.last_seen) < S ? 'now'
-      : `${lasting(t - ms(i.last_seen))} ago`)} /></td>
     <td class="i-a"><div class="acts"><${Drain} i=${i} /></div></td></tr>`;
 }
 
@@ -131,7 +131,7 @@ function Store({ view }) {
             : `; nothing is granted for ${left(view.epoch.wait_ms)} more`}`}</dd>
       <dt>Out of reach</dt><dd>${!store.reachable ? 'now' : last ? `${sec(last[0])} for ${took(last[1] - last[0])}`
         : 'not since this page knows it'}</dd>
-      <dt>Quarantined</dt><dd>${waiting.length ? waiting.slice(0, 8).map((j, k) => html`${k ? ', ' : ''}<a class="a"
+      <dt>Jobs that wait</dt><dd>${waiting.length ? waiting.slice(0, 8).map((j, k) => html`${k ? ', ' : ''}<a class="a"
         href=${jobLink(j.job)}><${Txt}>${j.job}<//></a>`) : 'no job'}${waiting.length > 8 && ' …'}</dd>
       ${unreadable.length > 0 && html`<dt>Unreadable</dt><dd class="x-failed">${many(unreadable.length, 'job')}</dd>`}
       ${fleet?.clock_doubt_ms != null && html`<dt>Clock</dt><dd
@@ -187,12 +187,13 @@ export function Instances() {
     drifts tells of a sick host.</p>
   ${list.length > 0 && html`<div class="sec"><table class="rows inst" ref=${table}><caption
     class="sr">Instances</caption><thead><tr><th>Instance</th>
+    <th class="i-r">Running</th><th class="num i-s">Last seen</th>
     <th class="i-o">Clock against the store, ms<svg width="220" height="16" aria-hidden="true">${[-1, -0.5, 0, 0.5,
       1].map((k) => html`<text x=${110 + k * 96} y="12" text-anchor="middle">${signed(k * reach)}</text>`)}</svg></th>
-    <th class="i-d">Drift</th><th class="num">Offset</th><th class="i-r">Running</th>
-    <th class="num i-w"><span tabindex="0" data-tip=${WON}>Won lately</span></th>
+    <th class="i-d">Drift</th><th class="num">Offset</th>
+    <th class="num i-w"><span tabindex="0" data-tip=${WON}>Started in 24 h</span></th>
     <th class="num i-j">Jobs</th><th
-      class="i-v">Version</th><th>Configuration</th><th class="num i-s">Last seen</th><th class="i-a"><span
+      class="i-v">Version</th><th>Configuration</th><th class="i-a"><span
         class="sr">Actions</span></th></tr></thead>
     <tbody>${list.map((i, k) => html`<${Row} key=${i.instance} i=${i} reach=${reach} common=${common} sel=${k === sel}
       me=${i.instance === known.session?.instance} won=${won.get(i.instance) || 0} all=${all} />`)}</tbody></table></div>`}

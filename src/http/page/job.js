@@ -1,12 +1,13 @@
 // One job: is what it does usual? And what is it?
 import { html, useEffect, useMemo, useRef, useState } from './base.js';
 import { ask, download, known, now, useTopics } from './store.js';
-import { bytes, chosen, clean, date, day, hm, left, many, meant, midnight, month, ms, number, short, signalName, took, upper,
-  when, zone, zoneName } from './format.js';
+import { bytes, chosen, clean, date, day, hms, left, many, meant, midnight, month, ms, number, short, signalName, took, upper,
+  visible, when, zone, zoneName } from './format.js';
 import { Icon } from './icons.js';
 import { OUTCOMES, ahead, byOccurrence, cause, halted, judge, word, worst } from './judge.js';
 import { Btn, Chip, Failed, In, Live, On, Silent, Since, Txt, useLoaded } from './parts.js';
 import { act } from './actions.js';
+import { Happened, blamed, useRun } from './overview.js';
 import { go, jobLink, setQuery } from './router.js';
 import { useKeys } from './keys.js';
 import { Chart } from './chart.js';
@@ -149,8 +150,7 @@ function Next({ job, detail }) {
         alert(e.message))}>calendar.ics</button>`}</h2>
     ${list.length ? html`<table><thead><tr><th>At, ${zoneName}</th>${other && html`<th
       class="n-z">${clean(job.timezone)}</th>`}<th class="num">In</th></tr></thead>
-    <tbody>${list.map((u) => html`<tr key=${utc(u)}><td>${day(utc(u), now())} ${utc(u) % 60000 ? when(utc(u),
-      now()).split(' ').pop() : hm(utc(u))}</td>
+    <tbody>${list.map((u) => html`<tr key=${utc(u)}><td>${day(utc(u), now())} ${hms(utc(u))}</td>
       ${other && html`<td class="t3 n-z">${there(u.local)}</td>`}<td class="num t2"><${Live} f=${(t) => (halted(known) ? '–' : left(utc(u) - t))}
         /></td></tr>`)}</tbody></table>`
     : html`<p class="t2">${job.schedule.length ? (job.enabled ? `None: ${ahead(job)}.` : 'None: it is switched off.')
@@ -159,6 +159,17 @@ function Next({ job, detail }) {
 }
 
 // ---- what it did
+
+/** Why it needs attention: the last error, the end of the output, and what the fleet says of it. */
+function Wrong({ job, state }) {
+  const r = blamed(job, state);
+  const run = useRun(job.job, r?.run_id);
+  const why = useLoaded(async (signal) => r && ask(`jobs/${enc(job.job)}/why/${ms(r.occurrence)}`, { signal }), [job.job,
+    r?.occurrence]);
+  return html`<div class="sec wrong"><h2>What went wrong</h2><${Happened} job=${job} state=${state} asks />
+    ${run?.output_tail && html`<pre class="def">${visible(run.output_tail)}</pre>`}
+    <p class="t2"><${Txt}>${why.data?.verdict}<//></p></div>`;
+}
 
 function Days({ job, items }) {
   const n = now();
@@ -191,20 +202,35 @@ function Days({ job, items }) {
   return html`<div class="days">${cells}</div>`;
 }
 
+/** Why it ran, if not by its schedule, and why it ended so, or did not run. */
+const reason = (r) => [r.trigger !== 'schedule' && r.attempts && cause(r.trigger), r.exit_code && `exit ${r.exit_code}`,
+  r.signal != null && signalName(r.signal), r.error].filter(Boolean).join('; ');
+
+/** What did not run for the same reason, one after the other, is one row. Newest first. */
+function folded(items) {
+  const rows = [];
+  for (const i of items) {
+    const was = rows[rows.length - 1];
+    if (was && !was.attempts && !i.attempts && was.outcome === i.outcome && was.error === i.error) {
+      rows[rows.length - 1] = { ...was, first: i.occurrence, count: (was.count ?? 1) + (i.count ?? 1) };
+    } else rows.push(i);
+  }
+  return rows;
+}
+
 function HistoryRow({ job, item, sel }) {
   const late = item.lateness_ms;
   return html`<tr class=${sel ? 'sel' : ''}>
     <th scope="row"><${Icon} k=${item.outcome} /> <a class=${`x-${item.outcome}`} href=${jobLink(job,
       ms(item.occurrence))}>${word(item.outcome)}
       ${item.count > 1 && ` × ${number(item.count)}`}</a></th>
-    <td>${when(ms(item.occurrence), now())}</td>
+    <td>${item.first ? `${when(ms(item.first), now(), true)} to ` : ''}${when(ms(item.occurrence), now(), true)}</td>
     <td class=${`num ${late > 1000 ? 'x-missed' : 't2'}`}>${late == null ? '–' : took(late)}</td>
     <td class="num">${item.outcome === 'running' ? html`<${Since} t=${ms(item.started_at)} />`
       : took(item.duration_ms)}</td>
     <td class="t2 h-on"><${On} id=${item.instance} /></td>
-    <td class="num t2 h-x">${item.exit_code ?? (item.signal != null ? signalName(item.signal) : '–')}</td>
     <td class=${`num h-x ${item.attempts > 1 ? '' : 't3'}`}>${item.attempts || '–'}</td>
-    <td class="t2 h-x">${cause(item.trigger)}</td>
+    <td class="t2 h-x h-why" data-tip=${reason(item)}><${Txt}>${reason(item)}<//></td>
     <td class="num t2 h-m">${bytes(item.peak_memory_bytes)}</td></tr>`;
 }
 
@@ -225,14 +251,13 @@ function Unknown({ error }) {
     ? 'The store does not answer, so nobody can say what ran.' : 'There is no answer, so it is not known what ran.'}</p>`;
 }
 
-function History({ job, items, query, selected, more }) {
+function History({ job, items, list, query, selected, more }) {
   // One record may stand for several that were missed.
   const sum = (of) => of.reduce((n, i) => n + (i.count ?? 1), 0);
   const counts = {};
   for (const i of items) counts[i.outcome] = (counts[i.outcome] || 0) + (i.count ?? 1);
   const tries = items.filter((i) => i.attempts > 1).length;
   const instances = [...new Set(items.map((i) => i.instance).filter(Boolean))].sort();
-  const list = filtered(items, query).reverse();
   const [shown, show] = useState(50);
   const any = query.out || query.on || query.from || query.to;
   const ages = [['from', 'From'], ['to', 'To']];
@@ -256,8 +281,8 @@ function History({ job, items, query, selected, more }) {
     </div>
     ${list.length ? html`<table class="rows hist"><caption class="sr">History
       of ${clean(job)}</caption><thead><tr><th>Outcome</th><th>Planned</th>
-      <th class="num">Late</th><th class="num">Took</th><th class="h-on">On</th><th class="num h-x">Exit</th><th
-        class="num h-x">Attempts</th><th class="h-x">Trigger</th>
+      <th class="num">Late</th><th class="num">Took</th><th class="h-on">On</th><th
+        class="num h-x">Attempts</th><th class="h-x">Why</th>
       <th class="num h-m">Peak memory</th></tr></thead>
       <tbody>${list.slice(0, shown).map((i) => html`<${HistoryRow} key=${i.occurrence} job=${job} item=${i}
         sel=${ms(i.occurrence) === selected} />`)}</tbody></table>
@@ -318,7 +343,7 @@ export function Job({ arg: name, query }) {
   const selected = new Date(Number(query.o)).getTime() || null;
   const [at, setAt] = useState(-1);
   const state = job && (known.states.get(name) ?? judge(job, now()));
-  const newest = filtered(history.items, query).reverse();
+  const newest = folded(filtered(history.items, query).reverse());
   const open = (o) => go(jobLink(name, o));
   const move = (step) => {
     const i = selected ? newest.findIndex((x) => ms(x.occurrence) === selected) : at;
@@ -355,11 +380,12 @@ export function Job({ arg: name, query }) {
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}
     ${!history.data ? html`<${Unknown} error=${history.error} />` : html`
+    ${job.attention && html`<${Wrong} job=${job} state=${state} />`}
     <div class="sec two lo"><${Chart} ...${chart} label="Took" value=${(i) => i.duration_ms} />
       <${Chart} ...${chart} label="Late" value=${(i) => i.lateness_ms} log /></div>
     <div class="sec"><h2>Last 30 days<small>the worst outcome of each day</small></h2><${Days} job=${name}
       items=${history.items} /></div>
-    <${History} job=${name} items=${history.items} query=${query} selected=${selected ?? (at >= 0 && newest[at]
+    <${History} job=${name} items=${history.items} list=${newest} query=${query} selected=${selected ?? (at >= 0 && newest[at]
       ? ms(newest[at].occurrence) : null)} more=${history.more} />`}
     <div class="sec two lo facts"><${Next} job=${job} detail=${detail.data} /><${Definition} job=${job} detail=${detail.data}
       /></div>

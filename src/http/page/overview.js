@@ -3,7 +3,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from './b
 import { ask, known, now, useTopics } from './store.js';
 import { clean, left, many, midnight, ms, number, short, signalName, took, upper, when, zoneName } from './format.js';
 import { Icon } from './icons.js';
-import { BAD, ahead, halted, word } from './judge.js';
+import { ahead, halted, word } from './judge.js';
 import { Btn, Chip, In, Live, Memo, On, Seg, Silent, Since, Strip, Txt, useLoaded, usePhone, useSeen } from './parts.js';
 import { act } from './actions.js';
 import { go, jobLink, setQuery } from './router.js';
@@ -23,41 +23,17 @@ export function verdict() {
   if (known.asOf == null) return 'The instance has not heard from the store yet';
   let n = 0;
   for (const s of states.values()) n += s.group === 'attention';
-  return n ? `${number(n)} of ${many(jobs.size, 'job')} need${n === 1 ? 's' : ''} attention`
-    : 'Nothing needs attention';
-}
-
-const counted = new WeakMap();
-/** How many runs of `job` ended how; counted once, as a thousand jobs have many runs. */
-function countsOf(job) {
-  if (!counted.has(job)) {
-    const counts = { all: 0, succeeded: 0, bad: 0, missed: 0, passed: 0 };
-    for (const r of job.recent || []) {
-      counts.all += 1;
-      if (r.outcome === 'succeeded') counts.succeeded += 1;
-      else if (BAD.includes(r.outcome)) counts.bad += 1;
-      else if (r.outcome === 'missed') counts.missed += 1;
-      else counts.passed += 1;
-    }
-    counted.set(job, counts);
-  }
-  return counted.get(job);
+  const lost = known.instances?.instances.filter((i) => i.silent).length;
+  return [n && `${number(n)} of ${many(jobs.size, 'job')} need${n === 1 ? 's' : ''} attention`,
+    lost && `${many(lost, 'instance')} ${lost === 1 ? 'is' : 'are'} not heard from`].filter(Boolean).join('; ')
+    || 'Nothing needs attention';
 }
 
 function Facts() {
-  const counts = { all: 0, succeeded: 0, bad: 0, missed: 0, passed: 0 };
-  for (const job of known.jobs.values()) {
-    const of = countsOf(job);
-    for (const key of Object.keys(counts)) counts[key] += of[key];
-  }
   const i = known.instances;
   const heard = i?.instances.filter((x) => !x.silent).length;
   const latency = i?.store?.latency_ms;
   return html`<p class="sub">
-    ${counts.all > 0 && html`Of the last runs of each
-      job <b>${number(counts.succeeded)}</b> of ${number(counts.all)} succeeded,
-    ${' '}${number(counts.bad)} did not, ${number(counts.missed)} ${counts.missed === 1 ? 'was' : 'were'} missed,
-    ${' '}${number(counts.passed)} ${counts.passed === 1 ? 'was' : 'were'} skipped, cancelled or replaced. `}
     ${i && known.store.reachable && html`${many(heard, 'instance')} ${heard === 1 ? 'is' : 'are'} heard from${
       latency != null ? `; the store answers in ${took1(latency)}` : ''}.`}
     ${!known.store.reachable && html`The store is silent${known.store.since != null && html` for <${Since}
@@ -72,7 +48,7 @@ export const Verdict = () => html`<div role="status"><h1 class="verdict">${verdi
 
 const runs = new Map();
 /** What only the record of a run says: its exit code and its last line. It does not change, so it is asked for once. */
-function useRun(job, id) {
+export function useRun(job, id) {
   const { data } = useLoaded(async (signal) => {
     if (!id) return null;
     if (!runs.has(id)) {
@@ -103,9 +79,9 @@ function Ended({ job, r, asks }) {
 }
 
 /** The record that says why a job needs attention. */
-const cause = (job, state) => job.recent?.find((r) => r.outcome === state.key) ?? job.recent?.[0];
+export const blamed = (job, state) => job.recent?.find((r) => r.outcome === state.key) ?? job.recent?.[0];
 
-function Happened({ job, state, asks }) {
+export function Happened({ job, state, asks }) {
   const n = now();
   const [run] = job.running;
   if (state.key === 'unreadable') {
@@ -125,7 +101,7 @@ function Happened({ job, state, asks }) {
         ? 'Its lease was not renewed for its whole length: its holder is probably gone.'
         : `Planned ${when(ms(run.occurrence), n)}, attempt ${run.attempt}.`}</span>`;
   }
-  return html`<${Ended} job=${job.job} r=${cause(job, state)} asks=${asks} /><span class="t2">${upper(job.attention)}.
+  return html`<${Ended} job=${job.job} r=${blamed(job, state)} asks=${asks} /><span class="t2">${upper(job.attention)}.
     ${run && html` It runs on <${On} id=${run.instance} /><${Silent} id=${run.instance} />, <${Since}
       t=${ms(run.started_at)} /> so far.`}</span>`;
 }
@@ -155,7 +131,7 @@ function Attend({ job, state, asks }) {
       <div class="wh t2">no longer needs attention: ${word(state.key)}</div></li>`;
   }
   const [run] = job.running;
-  const at = ms((job.attention ? cause(job, state) : run)?.occurrence);
+  const at = ms((job.attention ? blamed(job, state) : run)?.occurrence);
   return html`<li class=${['missed', 'slow', 'ahead', 'overdue'].includes(state.key) ? 'w' : ''}>
     <${Icon} k=${state.icon} label=${word(state.key)} />
     <a class="nm" href=${jobLink(job.job)}><${Txt}>${job.job}<//></a>
@@ -355,12 +331,12 @@ function NextCells({ job, state }) {
   }
   if (wait) {
     return html`<td class="num c-x" role="cell"><span class="x-retry">retry <${Live} f=${(t) => (halted(known) ? '' : left(ms(wait.at) - t))} /></span></td>
-      <td class="t3 c-at" role="cell">${when(ms(wait.at), n)}</td>`;
+      <td class="t3 c-at" role="cell">${when(ms(wait.at), n, true)}</td>`;
   }
   const at = ms(job.next);
   return html`<td class="num c-x" role="cell">${at == null ? html`<span class="t3">${job.enabled ? '–' : 'off'}</span>`
     : html`<${Live} f=${(t) => (halted(known) ? '–' : at > t ? left(at - t) : 'now')} />`}</td>
-    <td class="t3 c-at" role="cell">${at != null && when(at, n)}${job.enabled && job.skip > 0 && html`<span
+    <td class="t3 c-at" role="cell">${at != null && when(at, n, true)}${job.enabled && job.skip > 0 && html`<span
       data-tip=${`The next ${job.skip === 1 ? '' : `${number(job.skip)} `}will be skipped`}>
       ${` after ${number(job.skip)} skipped`}</span>`}</td>`;
 }

@@ -585,7 +585,7 @@ export async function enter(text) {
       if (error.status !== 401) throw error;
     });
     useToken(null);
-    return 'No token of this instance is like that one. Its line may have been removed, or it was cut when copied.';
+    return 'This instance does not know that token. Its line may have been removed, or it was cut when copied.';
   }
   known.needsToken = false;
   changed('session');
