@@ -639,6 +639,7 @@ pub(crate) fn may_have_run(attempt: u32, outcome: Outcome) -> bool {
 
 /// The view of a job at `now` (Unix ms of the store's clock). `job`: what the caller's configuration says of it, if it
 /// has it; `incarnation` is that of the store.
+// Long: one field after the other.
 pub(crate) fn job(
     name: &JobName,
     job: Option<&Job>,
