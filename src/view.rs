@@ -464,6 +464,7 @@ pub(crate) struct RunningView {
 pub(crate) struct JobView {
     pub job: JobName,
     /// Its state in a word: why it needs attention, what holds it, or what became of its newest decided occurrence.
+    #[cfg_attr(feature = "http", schema(schema_with = states))]
     pub state: &'static str,
     /// Why a person should look at it, as `missed 3 of the last 10`; null: nobody needs to. Whether it runs now changes
     /// nothing.
@@ -635,6 +636,16 @@ impl LastView {
 /// Whether such a record is of a run, or of what may have run.
 pub(crate) fn may_have_run(attempt: u32, outcome: Outcome) -> bool {
     attempt > 0 || outcome == Outcome::Unknown
+}
+
+/// The words for the state of a job.
+#[cfg(feature = "http")]
+fn states() -> utoipa::openapi::Object {
+    let outcomes = Outcome::ALL.into_iter().map(Outcome::as_str);
+    utoipa::openapi::ObjectBuilder::new()
+        .schema_type(utoipa::openapi::Type::String)
+        .enum_values(Some(outcomes.chain(judge::WORDS.split(' '))))
+        .build()
 }
 
 /// The view of a job at `now` (Unix ms of the store's clock). `job`: what the caller's configuration says of it, if it

@@ -10,6 +10,10 @@ const LAST: usize = 10;
 /// If so many of them went wrong, one success makes nothing well.
 const WRONG: usize = 2;
 
+/// The states beside the outcomes.
+pub const WORDS: &str =
+    "unreadable ahead lapsed overdue paused off retry elsewhere new quarantined manual none";
+
 /// What a record says: of an attempt, or of so many occurrences that did not run.
 pub type Decided = (Occurrence, Outcome, u64);
 
@@ -270,6 +274,7 @@ mod tests {
             ),
         ] {
             let (is, why) = judge(&facts, &sick);
+            assert!(WORDS.split(' ').chain(["failed"]).any(|word| word == is));
             assert_eq!((is, why.is_some()), (state, needs));
         }
         for (facts, state) in [
@@ -303,6 +308,7 @@ mod tests {
             ),
         ] {
             assert_eq!(judge(&facts, &[]), (state, None));
+            assert!(WORDS.split(' ').any(|word| word == state));
         }
     }
 }

@@ -318,18 +318,6 @@ function useHistory(name, job, round) {
   return { ...loaded, items, more: loaded.data?.next ? () => set(pages + 1) : null };
 }
 
-/** How many of its occurrences that ran succeeded, at the first attempt or at a later one. */
-function kept(items) {
-  const ran = items.filter((i) => i.attempts && i.outcome !== 'running');
-  if (!ran.length) return '';
-  const well = ran.filter((i) => i.outcome === 'succeeded');
-  const again = well.filter((i) => i.attempts > 1).length;
-  const later = again ? `, ${number(again)} not at the first attempt` : '';
-  if (ran.length === 1) return `Of those that ran one is kept, which ${well.length ? 'succeeded' : 'did not succeed'}${later}.`;
-  const how = well.length === ran.length ? 'All' : `${number(well.length)} of`;
-  return `${how} ${number(ran.length)} that ran and are kept succeeded${later}.`;
-}
-
 export function Job({ arg: name, query }) {
   useTopics('jobs', 'instances', 'link', 'session');
   const live = known.jobs.get(name);
@@ -375,8 +363,7 @@ export function Job({ arg: name, query }) {
         class="sp"></span><${Actions} job=${job} /></div>
     <p class="sub">${job.description && html`<${Described} key=${name} text=${job.description} />`}<b>${words
       && html`<${Txt}>${upper(words)}<//>${/\bat \d/i.test(words)
-        && job.timezone !== zone ? html` (<${Txt}>${job.timezone}<//>)` : ''}; `}<${Coming} job=${job} write=${words ? String : upper} />.</b>
-      ${` ${kept(history.items)}`}</p>
+        && job.timezone !== zone ? html` (<${Txt}>${job.timezone}<//>)` : ''}; `}<${Coming} job=${job} write=${words ? String : upper} />.</b></p>
     <${Notes} job=${job} state=${state} />
     ${history.error && html`<${Failed} error=${history.error} again=${history.again} />`}
     ${!history.data ? html`<${Unknown} error=${history.error} />` : html`
