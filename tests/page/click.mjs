@@ -243,6 +243,8 @@ async function wentWrong() {
   })}”`);
   await page.click('.hist tbody tr .h-why');
   saw(`from stderr: ${await until('what came from stderr', () => document.querySelector('.side .outw .err')?.textContent)}`);
+  // On nothing that has a tip.
+  await page.mouse.move(5, 300);
 }
 
 /** Charts say what was measured, also if that is 0, and lengths of time are written as the commands write them. */
