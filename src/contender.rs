@@ -116,8 +116,8 @@ pub struct Contender {
     plans: mpsc::UnboundedSender<PlanUpdate>,
     pub vitals: Arc<Vitals>,
     draining: AtomicBool,
-    /// Why the store is not safe to use, if it is not.
-    unreliable: Mutex<Option<Arc<str>>>,
+    /// Why this instance must not claim: the reason as a decision, and in words.
+    halts: Mutex<BTreeMap<&'static str, Option<Arc<str>>>>,
     /// When this instance last said that the store contradicts the times in its answers.
     contradiction_told: Mutex<Throttle>,
     /// The longest quarantine that any job needs, in milliseconds; only grows.
@@ -221,7 +221,7 @@ impl Contender {
             plans: p.plans,
             vitals: p.vitals,
             draining: AtomicBool::new(false),
-            unreliable: Mutex::default(),
+            halts: Mutex::default(),
             contradiction_told: Mutex::default(),
             quarantine: AtomicU64::new(0),
             check_due: AtomicBool::new(false),
@@ -440,16 +440,23 @@ impl Contender {
         self.draining.load(Ordering::SeqCst) || self.stop.is_cancelled()
     }
 
-    /// Sets why the store is not safe to use, or None: this instance claims nothing while there is a reason. Active
-    /// runs continue.
-    pub fn set_unreliable(&self, why: Option<String>) {
-        let reliable = why.is_none();
-        *self.unreliable.lock() = why.map(Into::into);
-        if reliable {
+    /// Sets why nothing is safe to claim, or None; `decision` is that reason for `why`. This instance claims nothing
+    /// while there is a reason. Active runs continue.
+    pub fn set_halt(&self, decision: &'static str, why: Option<String>) {
+        let goes_on = why.is_none();
+        self.halts.lock().insert(decision, why.map(Into::into));
+        if goes_on {
             for e in self.lock().values() {
                 e.changed.tell();
             }
         }
+    }
+    /// A reason, as `why` has it and in words.
+    pub fn halted(&self) -> Option<(&'static str, Arc<str>)> {
+        let halts = self.halts.lock();
+        halts
+            .iter()
+            .find_map(|(name, why)| Some((*name, why.clone()?)))
     }
     fn halt(&self) -> Option<Halt> {
         if self.draining() {
@@ -458,8 +465,8 @@ impl Contender {
         if let Some(ahead_us) = self.clock.doubt_us() {
             return Some(Halt::Unreliable("clock", belief::in_words(ahead_us).into()));
         }
-        let why = self.unreliable.lock();
-        Some(Halt::Unreliable("store_error", why.clone()?))
+        let (decision, why) = self.halted()?;
+        Some(Halt::Unreliable(decision, why))
     }
 
     // ---- who goes first ----

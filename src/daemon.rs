@@ -280,8 +280,8 @@ impl Daemon {
         let fleet = FleetTask::new(contender.clone(), holder.clone(), &config, finish.clone());
         let config_seen = fleet.config_sender();
         let prepare = {
-            let holder = holder.clone();
-            Box::new(move |job: &JobName, run| holder.prepare(job, run))
+            let (holder, contender) = (holder.clone(), contender.clone());
+            Box::new(move |job: &JobName, run| holder.prepare(&contender, job, run))
         };
         let dispatcher = Dispatcher::new(contender.clone(), clock, planned, prepare, stop.clone())?;
         background.spawn(fleet.run());

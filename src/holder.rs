@@ -56,6 +56,8 @@ const SETTLE_REFUSED: Duration = Duration::from_secs(30);
 const WARN_AGAIN: Duration = Duration::from_secs(30);
 /// How long a prepared guard waits for its run.
 const PREPARED_FOR: Duration = Duration::from_secs(3);
+/// How long an instance that cannot start guards claims nothing before it tries one: at first, and at most.
+const STANDS_BACK: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(16));
 /// How long a slow start (a look-up over the network, a slow disk) may hold up others.
 const START_PATIENCE: Duration = Duration::from_millis(250);
 
@@ -83,6 +85,8 @@ pub struct Holder {
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Prepared guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
+    /// While guards cannot be started: when to try one. Other instances may be able to start theirs.
+    failing: Mutex<(Pauses, Option<Boottime>)>,
 }
 
 /// This instance is asked so often whether it waits for the attempt after one that ended here, and the store, whether
@@ -137,6 +141,7 @@ impl Holder {
             traces: std::sync::OnceLock::new(),
             running: Mutex::default(),
             prepared: Mutex::default(),
+            failing: Mutex::new((Pauses::from(STANDS_BACK.0), None)),
         })
     }
 
@@ -166,25 +171,49 @@ impl Holder {
 
     /// Starts a guard for a run that will most likely be granted soon. If the run is not granted, the guard ends after
     /// a while without any effect.
-    pub fn prepare(self: &Arc<Self>, job: &JobName, run: RunId) {
+    pub fn prepare(self: &Arc<Self>, contender: &Arc<Contender>, job: &JobName, run: RunId) {
         #[cfg(test)]
         if crate::simulation::simulated() {
             return;
         }
-        let (this, job) = (self.clone(), job.clone());
+        let (this, contender, job) = (self.clone(), contender.clone(), job.clone());
         tokio::spawn(async move {
             let runner = this.runner.clone();
             let guard = blocking::run(move || runner.prepare(&job, run)).await;
-            match guard {
-                Ok(guard) => {
-                    this.prepared().insert(run, guard);
-                    tokio::time::sleep(PREPARED_FOR).await;
-                    this.prepared().remove(&run);
-                }
-                // The grant tries this again, and records the error.
-                Err(error) => debug!(%run, %error, "cannot prepare a guard"),
+            this.tried(&contender, guard.as_ref().err());
+            if let Ok(guard) = guard {
+                this.prepared().insert(run, guard);
+                tokio::time::sleep(PREPARED_FOR).await;
+                this.prepared().remove(&run);
             }
         });
+    }
+
+    /// Tries a guard, if this instance could start none and the pause is over.
+    pub fn try_guard(self: &Arc<Self>, contender: &Arc<Contender>) {
+        let again = self.failing.lock().1;
+        if again.is_some_and(|at| at <= Boottime::now()) {
+            self.prepare(contender, &JobName::new("any"), RunId::random());
+        }
+    }
+
+    /// A guard was tried. If it did not start, this instance claims nothing until one starts, which it tries after a
+    /// while.
+    fn tried(&self, contender: &Contender, failed: Option<&StartError>) {
+        let now = Boottime::now();
+        let (pauses, again) = &mut *self.failing.lock();
+        // Meanwhile, runs that were granted before may fail.
+        if let Some(error) = failed.filter(|_| again.is_none_or(|at| at <= now)) {
+            let pause = pauses.after_failure(STANDS_BACK.1);
+            *again = Some(now + pause);
+            warn!(%error, ?pause, "this instance cannot start anything, so it claims nothing and leaves that to the \
+                others; it tries again after the pause");
+            contender.set_halt("no_start", Some(error.to_string()));
+        } else if failed.is_none() && again.take().is_some() {
+            pauses.reset();
+            info!("this instance can start guards again: it claims again");
+            contender.set_halt("no_start", None);
+        }
     }
 
     /// Starts the guard and tells it what to run, on none of the runtime's threads: on a busy host that takes a while,
@@ -338,6 +367,7 @@ impl Holder {
         );
         let prepared = self.prepared().remove(&g.run.id);
         let started = self.launch(spec, job.output, prepared).await;
+        self.tried(contender, started.as_ref().err());
         g.in_will = None;
         turn.launched();
         let mut running = match started {

@@ -450,6 +450,8 @@ pub(crate) struct InstanceView {
     pub running: Vec<RunningView>,
     /// It was asked to drain, or it is draining.
     pub draining: bool,
+    /// Why it starts nothing, otherwise than because it drains or does not believe the store's clock.
+    pub halted: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -1020,6 +1022,7 @@ pub(crate) fn instances<'s>(
                 })
                 .collect(),
             draining: fleet.is_draining(id, info),
+            halted: info.halted.clone(),
         })
         .collect()
 }

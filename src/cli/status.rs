@@ -239,6 +239,8 @@ fn instance_note(i: &InstanceView) -> String {
     if i.clock_warning {
         notes.push("wrong clock");
     }
+    let halted = (i.halted.as_ref()).map(|why| format!("starts nothing: {why}"));
+    notes.extend(halted.as_deref());
     notes.join(", ")
 }
 

@@ -138,6 +138,7 @@ fn told(decision: &str, detail: &str) -> String {
         "missed" => "recorded it as missed",
         "unknown" => "recorded it as unknown",
         "store_error" => "could not reach the store",
+        "no_start" => "could not start any command",
         "clock" => "does not believe the store's clock",
         "contradicted" => "could not claim it",
         "draining" => "did not claim it: draining",

@@ -38,7 +38,7 @@ const APART_AGAIN: Duration = Duration::from_secs(3600);
 /// Time between two warnings that the store does not answer.
 const WARN_AGAIN: Duration = Duration::from_secs(10);
 /// Time between two checks of the store's settings while they are safe; otherwise each heartbeat checks them.
-const CHECK_AGAIN: Duration = Duration::from_secs(10);
+const CHECK_AGAIN: Duration = Duration::from_secs(5);
 /// Time between two rounds while some jobs are not registered.
 const REGISTER_AGAIN: Duration = Duration::from_millis(200);
 /// How long a heartbeat waits for the registration of jobs, at most.
@@ -159,6 +159,7 @@ impl FleetTask {
         let mut reloads = self.loaded.subscribe();
         let mut next = HEARTBEAT;
         loop {
+            self.holder.try_guard(&self.contender);
             if self.beat().await {
                 self.give_drain_back().await;
                 let left = match self.epoch.known().cloned() {
@@ -271,6 +272,7 @@ impl FleetTask {
             draining: contender.stop.is_cancelled() || self.drain == Drain::Lost,
             jobs: loaded.jobs,
             outages: self.outages.iter().copied().collect(),
+            halted: contender.halted().map(|(_, why)| why.to_string()),
             ..Info::default()
         };
         let beat = Beat {
@@ -340,17 +342,16 @@ impl FleetTask {
         {
             return true;
         }
-        let mut complain = |what: &dyn Fn()| {
-            if self.complained.lets(now, WARN_AGAIN) {
-                what();
-            }
-        };
+        // Once all is well, the next trouble is told at once.
+        let complain = self.complained.lets(now, WARN_AGAIN);
         let found = match self.contender.store.check().await {
             Ok(found) => found,
             Err(e) => {
                 // Use the last answer, if there was one in this incarnation.
                 let reliable = known.is_some() && !unreliable;
-                complain(&|| warn!(error = %e, "cannot check the settings of the store"));
+                if complain {
+                    warn!(error = %e, "cannot check the settings of the store");
+                }
                 return reliable;
             }
         };
@@ -362,7 +363,7 @@ impl FleetTask {
             .collect();
         let reasons = fatal.join("; ");
         if fatal.is_empty() {
-            self.contender.set_unreliable(None);
+            self.contender.set_halt("store_error", None);
             self.complained.over();
             if unreliable {
                 info!(
@@ -371,14 +372,14 @@ impl FleetTask {
                 );
             }
         } else {
-            self.contender.set_unreliable(Some(reasons.clone()));
-            complain(&|| {
+            (self.contender).set_halt("store_error", Some(reasons.clone()));
+            if complain {
                 error!(
                     store,
-                    "the store is not safe to use: {reasons}; \
-                    this instance starts nothing until that is changed"
+                    "the store is not safe to use: {reasons}; this instance starts nothing until that is \
+                    changed"
                 );
-            });
+            }
         }
         let reliable = fatal.is_empty();
         if found != self.problems {

@@ -152,12 +152,11 @@ impl RedisLocks {
 
 fn call_error(client: &Client, key: &str, e: CallError) -> Error {
     match e {
-        CallError::NoAnswer(e) => Error::of(key, e),
         CallError::Redis(e) if is_wrong_type(&e) => Error::WrongType {
             key: key.to_owned(),
             address: client.address.clone(),
         },
-        CallError::Redis(e) => Error::of(key, client.error(&e)),
+        e => Error::of(key, e.at(client)),
     }
 }
 

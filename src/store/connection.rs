@@ -536,6 +536,15 @@ pub(crate) enum CallError {
     Redis(RedisError),
 }
 
+impl CallError {
+    pub(crate) fn at(self, client: &Client) -> Error {
+        match self {
+            Self::NoAnswer(e) => e,
+            Self::Redis(e) => client.error(&e),
+        }
+    }
+}
+
 /// How many times one call loads a script that the server does not know. More than once, because the server may forget
 /// the script again before the call arrives.
 pub(crate) const MAX_LOADS: u32 = 10;

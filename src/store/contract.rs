@@ -159,6 +159,9 @@ pub struct Info {
     /// When the store did not answer this process: the newest [`OUTAGES_KEPT`] times, oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outages: Vec<Outage>,
+    /// Why it claims nothing, otherwise than because it drains or doubts the store's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub halted: Option<String>,
 }
 
 /// An instance without a heartbeat for this long has no rank; milliseconds.

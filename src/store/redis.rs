@@ -524,7 +524,15 @@ impl Store for RedisStore {
             replication: &replication,
             persistence: &persistence,
         };
-        Ok(check::problems(info, self.min_replicas))
+        let mut found = check::problems(info, self.min_replicas);
+        if let Err(e) = self.renewals.ready().await {
+            let text = format!(
+                "there is no connection for renewing leases, so runs would be ended; if the server's maxclients is \
+                 reached, raise it ({e})"
+            );
+            found.push(Problem { fatal: true, text });
+        }
+        Ok(found)
     }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {

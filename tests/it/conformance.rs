@@ -28,7 +28,7 @@ use soloist::{
     settle::ReleaseOnDeath,
     store::{
         self, Beat, DECISIONS_KEPT, Decision, Error, HISTORY_KEPT, Info, Notices, OUTPUT_AT_ONCE,
-        Outage, Output, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
+        Outage, Output, Problem, Store, Tail, memory::MemoryStore, sqlite::SqliteStore,
     },
 };
 use tokio::sync::broadcast;
@@ -3488,6 +3488,38 @@ async fn redis_connections_that_failed_are_not_used_again() {
     assert_eq!(failed.iter().flatten().count(), 3, "{failed:?}");
     let next = ask().await;
     assert!(next.iter().all(Option::is_none), "after READONLY: {next:?}");
+}
+
+/// Otherwise an instance would begin runs that it could not keep.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redis_without_a_connection_for_renewals_is_not_safe_to_use() {
+    let server = RedisServer::start();
+    let mut c = settings(&server.url());
+    c.pool_size = 1;
+    let s = soloist::store::redis::RedisStore::open(&server.url(), &c).unwrap();
+    // Its one connection for all that is not a renewal.
+    s.heartbeat(None).await.unwrap();
+    let client = ::redis::Client::open(server.url()).unwrap();
+    let mut admin = client.get_connection().unwrap();
+    let mut clients = |most: u32| {
+        let mut set = ::redis::cmd("CONFIG");
+        set.arg("SET").arg("maxclients").arg(most);
+        set.query::<()>(&mut admin).unwrap();
+    };
+    clients(1);
+    let found = s.check().await.unwrap();
+    let [Problem { fatal: true, text }] = &found[..] else {
+        panic!("{found:?}");
+    };
+    assert!(
+        text.contains("if the server's maxclients is reached"),
+        "{text}"
+    );
+    clients(100);
+    assert_eq!(s.check().await.unwrap(), []);
+    // From now on it has that connection.
+    clients(1);
+    assert_eq!(s.check().await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -757,9 +757,10 @@ async fn nothing_is_prepared_that_something_stands_against() {
     node.contender.set_draining(false);
     node.planned(&job.name).await;
     until("it claims again", || prepares(base + 40).then_some(())).await;
-    node.contender.set_unreliable(Some("evicts".into()));
+    node.contender
+        .set_halt("store_error", Some("evicts".into()));
     assert!(!prepares(base + 50));
-    node.contender.set_unreliable(None);
+    node.contender.set_halt("store_error", None);
     assert!(prepares(base + 50));
 
     let line = Line::new(store.clone());

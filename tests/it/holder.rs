@@ -533,7 +533,7 @@ async fn a_guard_is_prepared_for_a_run_and_ends_if_the_run_is_not_granted() {
     let granted = node.granted().await;
     let (run, other) = (granted.run.id, RunId::random());
     for run in [run, other] {
-        node.holder.prepare(&node.job.name, run);
+        node.holder.prepare(&node.contender, &node.job.name, run);
     }
     let prepared = async |run| until("its guard", async || guards_of(run).pop()).await;
     let (guard, _) = (prepared(run).await, prepared(other).await);

@@ -18,7 +18,7 @@ use crate::{
     clock::{Boottime, StoreClock},
     store::{
         BATCH, Error,
-        connection::{CallError, Client, Connection, MAX_LOADS, SharedConnection},
+        connection::{Client, Connection, MAX_LOADS, SharedConnection},
     },
 };
 
@@ -65,6 +65,14 @@ impl Renewals {
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock()
+    }
+
+    /// Makes the connection, if there is none, and sees that it answers.
+    pub(super) async fn ready(&self) -> Result<(), Error> {
+        let ping = redis::cmd("PING");
+        let ask = async |c: &mut Connection| c.query::<Value>(&ping).await;
+        let answer = self.connection.run(self.client.timeout * 3, ask).await;
+        answer.map(drop).map_err(|e| e.at(&self.client))
     }
 
     /// Sends one call of the script. `call` lacks the last argument, the time that the daemon believes the server's
@@ -188,13 +196,7 @@ impl Sender {
                 .run(limit, async |c| all.send_all(c, &calls).await);
             let answers = match answers.await {
                 Ok(answers) => answers,
-                Err(e) => {
-                    let error = match e {
-                        CallError::NoAnswer(e) => e,
-                        CallError::Redis(e) => all.client.error(&e),
-                    };
-                    vec![Err(error); tell.len()]
-                }
+                Err(e) => vec![Err(e.at(&all.client)); tell.len()],
             };
             for (tell, answer) in tell.into_iter().zip(answers) {
                 let _ = tell.send(answer);

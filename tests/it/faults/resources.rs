@@ -30,22 +30,37 @@ fn limit_descriptors(pid: u32, limit: Option<u64>) {
 }
 
 #[test]
-fn a_daemon_out_of_descriptors_records_it_and_goes_on() {
+fn a_daemon_out_of_descriptors_leaves_occurrences_to_the_others() {
     if !rustix::process::geteuid().is_root() {
         return skip("only root can count the descriptors of a daemon");
     }
-    let mut fleet = fleet(3).witness("a", "for=5", "").start();
+    let mut fleet = fleet(2).witness("a", "for=5", "").start();
     fleet.wait_runs(4);
-    for i in &fleet.instances {
-        limit_descriptors(i.pid(), Some(descriptors(i.pid()) + 1));
-    }
-    let record = fleet.wait_record("a", "failed");
-    let error = record["error"].as_str().unwrap_or_default().to_lowercase();
-    assert!(error.contains("too many open files"), "{record}");
-    for i in &fleet.instances {
-        limit_descriptors(i.pid(), None);
-    }
-    fleet.wait_more_runs(4);
+    let poor = fleet.instances[0].pid();
+    limit_descriptors(poor, Some(descriptors(poor) + 1));
+    fleet.wait_log(0, "this instance cannot start anything");
+    let failed = |fleet: &Fleet| {
+        let all = fleet.history("a");
+        let failed = all.iter().filter(|r| r["outcome"] == "failed");
+        failed.map(|r| r["error"].to_string()).collect::<Vec<_>>()
+    };
+    let at_first = failed(&fleet);
+    fleet.wait_more_runs(6);
+    assert_eq!(failed(&fleet), at_first);
+    let status = fleet.json(&["status", "--json"]);
+    let why = status["instances"][0]["halted"].to_string().to_lowercase();
+    assert!(why.contains("too many open files"), "{status}");
+    let said = fleet.said(&["status"]);
+    assert!(
+        said.contains("starts nothing: cannot start the guard"),
+        "{said}"
+    );
+    limit_descriptors(poor, None);
+    fleet.wait_log(0, "this instance can start guards again");
+    let (id, again) = (fleet.instances[0].id.clone(), process::boottime_ns());
+    fleet.wait_run("one of the first instance", |run| {
+        run.instance == id && run.start_ns > again
+    });
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
 }
