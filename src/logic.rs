@@ -28,6 +28,8 @@ pub mod judge;
 pub mod lease;
 #[cfg(feature = "sqlite")]
 pub mod median;
+#[cfg(feature = "daemon")]
+pub mod moved;
 #[cfg(feature = "sqlite")]
 pub mod notify;
 #[cfg(feature = "daemon")]

@@ -5,7 +5,9 @@
 mod bounded;
 mod stream;
 
-use std::{io, sync::Arc, time::Duration};
+#[cfg(feature = "daemon")]
+use std::collections::BTreeSet;
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use futures_util::{
     FutureExt,
@@ -23,11 +25,13 @@ use tokio_util::task::AbortOnDropHandle;
 #[cfg(all(feature = "daemon", any(test, fuzzing)))]
 pub(crate) use self::bounded::ended;
 use self::{
-    bounded::Bounded,
+    bounded::{Bounded, Limit},
     stream::{Certificates, Stream},
 };
 use super::Error;
 use crate::config;
+#[cfg(feature = "daemon")]
+use crate::logic::moved;
 
 /// A script: its text, and the SHA-1 by which the server knows it.
 pub(crate) struct Script {
@@ -67,6 +71,9 @@ pub fn install_crypto() {
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
+/// Where connections lead to, and whether one was astray at the last look at the host's name.
+type Peers = (Vec<(IpAddr, Limit)>, bool);
+
 #[derive(Clone)]
 pub(crate) struct Client {
     client: redis::Client,
@@ -77,6 +84,7 @@ pub(crate) struct Client {
     /// The password that the server gets, because the server may repeat it in an error.
     password: Option<config::Secret>,
     pub(crate) timeout: Duration,
+    peers: Arc<Mutex<Peers>>,
 }
 
 impl std::fmt::Debug for Client {
@@ -131,6 +139,7 @@ impl Client {
             address,
             password,
             timeout: c.timeout,
+            peers: Arc::default(),
         })
     }
 
@@ -153,6 +162,7 @@ impl Client {
             timeout,
             client,
             certificates: None,
+            peers: Arc::default(),
         }
     }
 
@@ -229,9 +239,9 @@ impl Client {
     /// than a reply to the login.
     pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
         match self.stream().await? {
-            Some(stream) => {
+            Some((stream, _)) => {
                 let settings = self.client.get_connection_info().redis_settings();
-                redis::aio::PubSub::new(settings, Bounded::new(stream).0).await
+                redis::aio::PubSub::new(settings, stream).await
             }
             None => self.client.get_async_pubsub().await,
         }
@@ -250,14 +260,13 @@ impl Client {
 
     async fn login(&self) -> Result<(MultiplexedConnection, Driver), RedisError> {
         let config = self.config();
-        let Some(stream) = self.stream().await? else {
+        let Some((stream, limit)) = self.stream().await? else {
             let made = self
                 .client
                 .get_multiplexed_async_connection_with_config(&config);
             return Ok((made.await?, None));
         };
         let settings = self.client.get_connection_info().redis_settings();
-        let (stream, limit) = Bounded::new(stream);
         let made = MultiplexedConnection::new_with_config(settings, stream, config);
         let (inner, driver) = made.await?;
         limit.logged_in();
@@ -266,17 +275,46 @@ impl Client {
     }
 
     /// None: the caller's client makes its own.
-    async fn stream(&self) -> Result<Option<Stream>, RedisError> {
+    async fn stream(&self) -> Result<Option<(Bounded<Stream>, Limit)>, RedisError> {
         #[cfg(all(test, feature = "daemon"))]
         if let Some(stream) = crate::simulation::connect() {
-            return Ok(Some(Box::pin(stream?)));
+            return Ok(Some(Bounded::new(Box::pin(stream?))));
         }
-        match &self.certificates {
-            Some(tls) => Ok(Some(
-                stream::open(self.client.get_connection_info(), tls).await?,
-            )),
-            None => Ok(None),
+        let Some(tls) = &self.certificates else {
+            return Ok(None);
+        };
+        let mut peer = None;
+        let info = self.client.get_connection_info();
+        let (stream, limit) = Bounded::new(stream::open(info, tls, &mut peer).await?);
+        let peers = &mut self.peers.lock().0;
+        peers.retain(|(_, limit)| limit.is_used());
+        peers.extend(peer.map(|peer| (peer, limit.clone())));
+        Ok(Some((stream, limit)))
+    }
+
+    /// Says so if the host's name means other addresses now than those that connections lead to. Once a second look has
+    /// confirmed that, these connections end, and the next requests make others.
+    #[cfg(feature = "daemon")]
+    pub(crate) async fn moved(&self) -> Option<String> {
+        // None leads to an address if the host is a socket.
+        if self.peers.lock().0.is_empty() {
+            return None;
         }
+        let name = self.client.get_connection_info().addr().to_string();
+        // In a task of its own, because it panics if the host has no thread for it.
+        let asked = tokio::spawn(tokio::net::lookup_host(name.clone()));
+        let answers = match tokio::time::timeout(self.timeout, asked).await {
+            Ok(Ok(Ok(all))) => all.map(|address| address.ip().to_canonical()).collect(),
+            _ => BTreeSet::new(),
+        };
+        let (all, astray) = &mut *self.peers.lock();
+        all.retain(|(_, limit)| limit.is_used());
+        let peers = all.iter().map(|(peer, _)| *peer).collect();
+        if moved::look(astray, &answers, &peers)? {
+            all.iter().for_each(|(_, limit)| limit.end());
+        }
+        let text = format!("{name} now means {answers:?}, this instance is connected to {peers:?}");
+        Some(text.replace(['{', '}'], ""))
     }
 }
 

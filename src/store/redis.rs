@@ -507,6 +507,9 @@ impl Store for RedisStore {
     }
 
     async fn check(&self) -> Result<Vec<Problem>, Error> {
+        if let Some(text) = self.client.moved().await {
+            return Ok(vec![Problem { fatal: true, text }]);
+        }
         // INFO instead of CONFIG GET: few users may use CONFIG, and the scripts need INFO anyway.
         let mut p = redis::pipe();
         for section in ["server", "memory", "replication", "persistence"] {

@@ -1,11 +1,8 @@
 //! What operators do to a running fleet, and how it talks to them.
 
 use std::{
-    ffi::CString,
     io::{BufRead as _, BufReader, Read as _},
-    os::unix::{
-        ffi::OsStringExt as _, fs::MetadataExt as _, net::UnixDatagram, process::CommandExt as _,
-    },
+    os::unix::{fs::MetadataExt as _, net::UnixDatagram},
     process::{Command, Stdio},
 };
 
@@ -432,27 +429,7 @@ impl Journal {
     /// Makes `command` see this journal, or no journal at all.
     fn show(&self, command: &mut Command, there: bool) {
         let run = self.dir.path().join(if there { "there" } else { "absent" });
-        let run = CString::new(run.into_os_string().into_vec()).expect("a path");
-        let ok = |result: libc::c_int| match result {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        };
-        // SAFETY: system calls alone, and nothing is allocated; all pointers are to strings that live on.
-        unsafe {
-            command.pre_exec(move || {
-                let none = std::ptr::null();
-                ok(libc::unshare(libc::CLONE_NEWNS))?;
-                let private = libc::MS_REC | libc::MS_PRIVATE;
-                ok(libc::mount(none, c"/".as_ptr(), none, private, none.cast()))?;
-                ok(libc::mount(
-                    run.as_ptr(),
-                    c"/run".as_ptr(),
-                    none,
-                    libc::MS_BIND,
-                    none.cast(),
-                ))
-            });
-        }
+        process::show_in_place(command, &run, c"/run");
     }
 
     fn take(&self) -> Vec<String> {

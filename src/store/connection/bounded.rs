@@ -30,13 +30,25 @@ pub(super) struct Bounded<S> {
     replies: Replies,
 }
 
-/// How much the replies of one connection may cost.
+/// How much the replies of one connection may cost; 0: it is to end.
+#[derive(Clone)]
 pub(super) struct Limit(Arc<AtomicUsize>);
 
 impl Limit {
     /// The login was successful: from now on the replies are those to soloist's own questions.
     pub(super) fn logged_in(&self) {
         self.0.store(MOST, Ordering::Relaxed);
+    }
+
+    /// Nothing more leaves over the connection.
+    #[cfg(feature = "daemon")]
+    pub(super) fn end(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// The connection is there.
+    pub(super) fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
     }
 }
 
@@ -76,6 +88,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
+        if self.replies.most.load(Ordering::Relaxed) == 0 {
+            return Poll::Ready(Err(ErrorKind::ConnectionAborted.into()));
+        }
         Pin::new(&mut self.stream).poll_write(cx, bytes)
     }
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -1,6 +1,6 @@
 //! Streams to a Redis server: over TCP, TLS, or a Unix socket.
 
-use std::{io, pin::Pin};
+use std::{io, net::IpAddr, pin::Pin};
 
 use futures_util::future::select_ok;
 use redis::{ConnectionAddr, ConnectionInfo, aio::AsyncStream, io::tcp::socket2::SockRef};
@@ -16,6 +16,7 @@ use {
 
 use crate::config;
 
+pub(super) type Peer = Option<IpAddr>;
 pub(super) type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
 
 /// The authorities and the certificate that the files of `tls` name; without them, the host's authorities and none.
@@ -27,27 +28,35 @@ pub(super) struct Certificates {
     own: Option<(Vec<CertificateDer<'static>>, Arc<PrivateKeyDer<'static>>)>,
 }
 
+/// `peer` gets the address that it leads to, if it has one.
+///
 /// # Errors
 /// No address of the server can be reached, or its certificate is not trusted.
-pub(super) async fn open(info: &ConnectionInfo, tls: &Certificates) -> io::Result<Stream> {
+pub(super) async fn open(
+    info: &ConnectionInfo,
+    tls: &Certificates,
+    peer: &mut Peer,
+) -> io::Result<Stream> {
     Ok(match info.addr() {
         ConnectionAddr::Unix(path) => Box::pin(UnixStream::connect(path).await?),
-        ConnectionAddr::Tcp(host, port) => Box::pin(tcp(info, host, *port).await?),
+        ConnectionAddr::Tcp(host, port) => Box::pin(tcp(info, (host, *port), peer).await?),
         ConnectionAddr::TcpTls { host, port, .. } => {
-            tls.over(tcp(info, host, *port).await?, host).await?
+            tls.over(tcp(info, (host, *port), peer).await?, host)
+                .await?
         }
         _ => return Err(io::ErrorKind::Unsupported.into()),
     })
 }
 
 /// A connection to whichever address of the host answers first: one of them may be unreachable from here.
-async fn tcp(info: &ConnectionInfo, host: &str, port: u16) -> io::Result<TcpStream> {
-    let addresses = lookup_host((host, port)).await?;
+async fn tcp(info: &ConnectionInfo, to: (&str, u16), peer: &mut Peer) -> io::Result<TcpStream> {
+    let addresses = lookup_host(to).await?;
     let tries: Vec<_> = addresses.map(|a| Box::pin(TcpStream::connect(a))).collect();
     if tries.is_empty() {
         return Err(io::Error::other("the host has no address"));
     }
     let (stream, _) = select_ok(tries).await?;
+    *peer = Some(stream.peer_addr()?.ip().to_canonical());
     let settings = info.tcp_settings();
     stream.set_nodelay(settings.nodelay())?;
     let socket = SockRef::from(&stream);

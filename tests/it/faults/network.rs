@@ -17,10 +17,11 @@ use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, each_second, fleet},
-    process::boottime_ns,
+    process::{self, boottime_ns},
     proxy::{Fault, Proxy},
     server::RedisServer,
     server::settings,
+    skip,
     trace::{ONCE, RERUN},
     wait_for, wait_until,
 };
@@ -579,4 +580,51 @@ fn a_holder_whose_requests_vanish_loses_its_job_before_the_takeover() {
 #[test]
 fn a_holder_whose_replies_vanish_loses_its_job_before_the_takeover() {
     cut_off(&Fault::BlackHoleDown);
+}
+
+/// The old server goes on: an instance that stayed there would run what those run that start now.
+#[test]
+fn an_instance_follows_the_name_of_the_server_and_takes_its_lease_along() {
+    let old = RedisServer::start();
+    let port = old.port().to_string();
+    let new = RedisServer::start_with(&["--bind", "127.0.0.2", "--port", &port]);
+    let mut fleet = fleet(1)
+        .job(
+            "long",
+            "schedule = \"* * * * * *\"\ncommand = \"until test -e {trace}.end; do sleep 0.05; done\"\n",
+        )
+        .on(old)
+        .start();
+    let hosts = fleet.file("hosts");
+    // In place: the mount is of this very file.
+    let means = |ip: &str| std::fs::write(&hosts, format!("{ip} store.test\n")).expect("hosts");
+    means("127.0.0.1");
+    let mut probe = std::process::Command::new("true");
+    process::show_in_place(&mut probe, &hosts, c"/etc/hosts");
+    if !probe.status().is_ok_and(|status| status.success()) {
+        return skip("cannot mount another /etc/hosts");
+    }
+    fleet.instances[0].urge();
+    fleet.instances[0].url = format!("redis://store.test:{port}");
+    fleet.write_config(0);
+    fleet.instances[0].start_with(|run| process::show_in_place(run, &hosts, c"/etc/hosts"));
+    let running = |server: &RedisServer| {
+        let instances: Vec<String> = server.command(&["HVALS", "soloist:instances"]);
+        instances.iter().any(|info| info.contains("long"))
+    };
+    wait_until("a run begins", GENEROUS, || running(fleet.server()));
+    means("127.0.0.2");
+    fleet.wait_log(
+        0,
+        "now means 127.0.0.2, this instance is connected to 127.0.0.1",
+    );
+    wait_until("its run goes on at the new server", GENEROUS, || {
+        running(&new)
+    });
+    std::fs::write(fleet.trace_file().with_extension("end"), "").expect("a file");
+    wait_until("the new server has its end", GENEROUS, || {
+        let all: Vec<String> = new.command(&["LRANGE", "soloist:{long}:history", "0", "-1"]);
+        all.iter().any(|record| record.contains("\"succeeded\""))
+    });
+    fleet.instances[0].urge();
 }

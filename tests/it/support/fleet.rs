@@ -309,7 +309,7 @@ pub struct Instance {
     pub config: PathBuf,
     pub log: PathBuf,
     recorded: bool,
-    url: String,
+    pub url: String,
     env: Vec<(String, String)>,
     cgroups: Vec<PathBuf>,
     child: Option<Child>,

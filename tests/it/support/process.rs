@@ -1,6 +1,13 @@
 //! Processes by id: their state, children, signals. Zombies count as dead.
 
-use std::{ffi::OsStr, process::Command, sync::Once, time::Duration};
+use std::{
+    ffi::{CStr, CString, OsStr},
+    os::unix::{ffi::OsStrExt, process::CommandExt},
+    path::Path,
+    process::Command,
+    sync::Once,
+    time::Duration,
+};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -30,6 +37,27 @@ pub fn mortal(program: impl AsRef<OsStr>) -> Command {
         .args(["--pdeathsig", "KILL", "--"])
         .arg(program.as_ref());
     command
+}
+
+/// Makes `command` see this file or directory in `place`, in a mount namespace of its own. It does not start where we
+/// may not mount.
+pub fn show_in_place(command: &mut Command, what: &Path, place: &'static CStr) {
+    let what = CString::new(what.as_os_str().as_bytes()).expect("a path");
+    let ok = |result: libc::c_int| match result {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    };
+    // SAFETY: system calls alone, and nothing is allocated; all pointers are to strings that live on.
+    unsafe {
+        command.pre_exec(move || {
+            let none = std::ptr::null();
+            ok(libc::unshare(libc::CLONE_NEWNS))?;
+            let private = libc::MS_REC | libc::MS_PRIVATE;
+            ok(libc::mount(none, c"/".as_ptr(), none, private, none.cast()))?;
+            let (what, place) = (what.as_ptr(), place.as_ptr());
+            ok(libc::mount(what, place, none, libc::MS_BIND, none.cast()))
+        });
+    }
 }
 
 /// Whatever the tests themselves were started with: a shell without job control has what it puts into the background
