@@ -30,7 +30,7 @@ use tokio::sync::{broadcast, oneshot};
 pub(crate) use self::fault::Fault;
 pub use self::file::open_to_others;
 use self::{
-    file::{HURRIED, connect, network, prepare},
+    file::{HURRIED, beside, connect, network, prepare},
     rows::{PiecesOf, extent, fleet, names, notices, state},
     threads::{Finish, Hints, ReaderTask, Work, read, write},
 };
@@ -63,9 +63,8 @@ pub struct SqliteStore {
 /// The data that both threads use.
 struct Shared {
     address: String,
-    path: PathBuf,
-    /// Device and inode of the file that was opened.
-    file: (u64, u64),
+    /// The database file, its shared memory and its log, with device and inode of each when it was opened.
+    files: [(Option<(u64, u64)>, PathBuf); 3],
     incarnation: Arc<str>,
     /// Names this handle in the table of events.
     origin: String,
@@ -167,13 +166,12 @@ impl SqliteStore {
         std::fs::File::open(directory)
             .and_then(|d| d.sync_all())
             .map_err(|e| refuse(format!("cannot sync {}: {e}", directory.display())))?;
-        let file = std::fs::metadata(path)
-            .map(|m| (m.dev(), m.ino()))
-            .map_err(|e| refuse(format!("cannot read the file's metadata: {e}")))?;
+        // SQLite follows links: it has the other files beside the file itself.
+        let files = [named.into(), beside(path, "-shm"), beside(path, "-wal")];
+        let files = files.map(|path: PathBuf| (identity(&path).ok(), path));
         let shared = Arc::new(Shared {
             address: address.clone(),
-            path: named.to_owned(),
-            file,
+            files,
             incarnation: incarnation.into(),
             origin: RunId::random().to_string(),
             clock,
@@ -269,7 +267,7 @@ impl SqliteStore {
         let look = ReaderTask::Read(Box::new(move |db| {
             let sent = Boottime::now();
             let out = shared
-                .same_file()
+                .same_files(db)
                 .and_then(|()| f(db).map_err(|e| e.at(&shared.address)));
             let _ = answer.send(out.map(|value| (value, (shared.clock)(), sent)));
         }));
@@ -298,22 +296,37 @@ impl SqliteStore {
 }
 
 impl Shared {
-    /// Checks that the file is still the one that was opened: if somebody replaced or removed it, two fleets would
+    /// Checks that the files are still those that were opened: if somebody replaced or removed one, two fleets would
     /// decide the same occurrences.
-    fn same_file(&self) -> Result<(), Error> {
-        let reason = match std::fs::metadata(&self.path) {
-            Ok(m) if (m.dev(), m.ino()) == self.file => return Ok(()),
-            Ok(_) => {
-                "the file was replaced by another while it was in use; restart soloist to use it"
-                    .to_owned()
-            }
-            Err(e) => format!("the file is gone ({e}); put it back or restart soloist"),
-        };
-        Err(Error::Refused {
-            address: self.address.clone(),
-            reason,
-        })
+    fn same_files(&self, db: &Connection) -> Result<(), Error> {
+        for (number, (file, path)) in self.files.iter().enumerate() {
+            let name = path.display();
+            let reason = match identity(path) {
+                Ok(now) if Some(now) == *file => continue,
+                Ok(_) => format!(
+                    "{name} was replaced by another file while it was in use; restart soloist to use that"
+                ),
+                Err(e) => {
+                    if number == LOG {
+                        // The other files are there. What is in the log alone would be decided again.
+                        let _ = db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+                    }
+                    format!("{name} is gone ({e}); put it back or restart soloist")
+                }
+            };
+            let address = self.address.clone();
+            return Err(Error::Refused { address, reason });
+        }
+        Ok(())
     }
+}
+
+/// The number of the log among the files.
+const LOG: usize = 2;
+
+/// Device and inode of a file.
+fn identity(path: &Path) -> std::io::Result<(u64, u64)> {
+    std::fs::metadata(path).map(|m| (m.dev(), m.ino()))
 }
 
 impl Request<'_> {

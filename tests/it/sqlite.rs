@@ -10,7 +10,7 @@ use std::{
 use rusqlite::Connection;
 use soloist::{
     clock::Boottime,
-    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Settle, Target},
+    logic::claim::{Answer, Claim, Control, OnCrash, Overlap, Settle, State, Target},
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Error, Fleet, Info, Store, Tail, sqlite::SqliteStore},
 };
@@ -162,25 +162,62 @@ fn those_who_make_the_file_together_agree_on_it() {
 
 #[tokio::test]
 async fn a_replaced_or_removed_file_is_refused() {
-    let dir = TempDir::new().unwrap();
+    for end in ["", "-wal", "-shm"] {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("state.db");
+        let store = SqliteStore::open(&path).unwrap();
+        register(&store).await;
+        let (file, away) = (format!("{}{end}", path.display()), dir.path().join("away"));
+        std::fs::rename(&file, &away).unwrap();
+        for e in [
+            store.claim(&[claim(1)]).await.unwrap_err(),
+            store.observe(&[]).await.unwrap_err(),
+        ] {
+            assert!(e.to_string().contains(&format!("{file} is gone")), "{e}");
+        }
+        std::fs::copy(&away, &file).unwrap();
+        let e = store.claim(&[claim(1)]).await.unwrap_err();
+        let replaced = format!("{file} was replaced by another");
+        assert!(e.to_string().contains(&replaced), "{e}");
+        std::fs::rename(&away, &file).unwrap();
+        assert!(matches!(
+            store.claim(&[claim(1)]).await.unwrap().value[0],
+            Answer::Granted(_)
+        ));
+    }
+}
+
+/// A store on a copy of the database file alone, as a backup may be, or what is left after a crash without the log.
+fn without_log(path: &Path, copy: &TempDir) -> SqliteStore {
+    let alone = copy.path().join("copy.db");
+    std::fs::copy(path, &alone).unwrap();
+    SqliteStore::open(&alone).unwrap()
+}
+
+#[tokio::test]
+async fn a_copy_of_a_new_file_alone_is_the_same_store() {
+    let (dir, copy) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let path = dir.path().join("state.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let copied = without_log(&path, &copy);
+    let of = async |store: &SqliteStore| store.observe(&[]).await.unwrap().incarnation;
+    assert_eq!(of(&copied).await, of(&store).await);
+}
+
+#[tokio::test]
+async fn what_was_decided_is_in_the_file_when_its_log_was_removed() {
+    let (dir, copy) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = dir.path().join("state.db");
     let store = SqliteStore::open(&path).unwrap();
     register(&store).await;
-    std::fs::rename(&path, dir.path().join("away.db")).unwrap();
-    for e in [
-        store.claim(&[claim(1)]).await.unwrap_err(),
-        store.observe(&[]).await.unwrap_err(),
-    ] {
-        assert!(e.to_string().contains("the file is gone"), "{e}");
-    }
-    std::fs::copy(dir.path().join("away.db"), &path).unwrap();
-    let e = store.claim(&[claim(1)]).await.unwrap_err();
-    assert!(e.to_string().contains("replaced by another"), "{e}");
-    std::fs::rename(dir.path().join("away.db"), &path).unwrap();
-    assert!(matches!(
-        store.claim(&[claim(1)]).await.unwrap().value[0],
-        Answer::Granted(_)
-    ));
+    let granted = store.claim(&[claim(1)]).await.unwrap();
+    assert!(matches!(granted.value[0], Answer::Granted(_)));
+    std::fs::remove_file(dir.path().join("state.db-wal")).unwrap();
+    store.claim(&[claim(2)]).await.unwrap_err();
+    let copied = without_log(&path, &copy);
+    let state = |reply: soloist::store::Reply<Vec<Option<State>>>| reply.value[0].clone();
+    let left = state(copied.observe(&[job()]).await.unwrap()).expect("a state");
+    assert_eq!(left.open.len(), 1, "{left:?}");
 }
 
 /// What a handle of another process removes when it first writes. `beats`: this instance gives a sign of life.
@@ -315,12 +352,26 @@ async fn a_locked_file_is_an_error_that_passes() {
     register(&store).await;
     let other = Connection::open(&path).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let e = store.claim(&[claim(1)]).await.unwrap_err();
+    // It waits for half a second instead of five.
+    store.hurry();
+    let waited = async || {
+        let e = store.claim(&[claim(1)]).await.unwrap_err();
+        let text = e.to_string();
+        let how = format!("`fuser {}` names those", path.display());
+        assert!(e.is_transient() && text.contains(&how), "{e}");
+        let (_, rest) = text
+            .split_once("for writing for longer than ")
+            .expect(&text);
+        rest.split('s')
+            .next()
+            .expect("a number")
+            .parse::<f64>()
+            .ok()
+    };
+    let (first, second) = (waited().await, waited().await);
     assert!(
-        e.is_transient()
-            && e.to_string()
-                .contains("another process has held a lock on the file"),
-        "{e}"
+        second > first && second < Some(60.0),
+        "{first:?}, {second:?}"
     );
     // A read is not held up.
     assert!(store.observe(&[job()]).await.unwrap().value[0].is_some());

@@ -1,9 +1,11 @@
 //! Turns the reason why a request failed into an error for the caller.
 
+use std::time::Duration;
+
 use rusqlite::ErrorCode;
 
-use super::file::BUSY;
-use crate::store::Error;
+use super::file::LOCKED;
+use crate::{clock::Boottime, store::Error};
 
 /// Why a request failed.
 pub(crate) enum Fault {
@@ -36,8 +38,12 @@ impl Fault {
                 | ErrorCode::FileLockingProtocolFailed,
             ) => Error::Unreachable {
                 reason: format!(
-                    "another process has held a lock on the file for longer than {BUSY:?}; `fuser` or `lsof` names the \
-                     process: wait for its end, or end it"
+                    "another process has held the lock for writing for longer than {:.1?}; `fuser {}` names those that \
+                     use the file: end that process, or let it go on if it is stopped (kill -CONT)",
+                    LOCKED
+                        .get()
+                        .map_or(Duration::ZERO, |since| Boottime::now().since(since)),
+                    address.trim_start_matches("sqlite:")
                 ),
                 address,
             },

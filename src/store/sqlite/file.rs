@@ -1,9 +1,9 @@
 //! The database file: its tables, its mode, and how soloist opens it.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -71,6 +71,15 @@ const SOON: Duration = Duration::from_millis(500);
 thread_local! {
     /// Whether this thread waits for a store whose process is about to end.
     pub(super) static HURRIED: RefCell<Arc<AtomicBool>> = RefCell::default();
+    /// Since when other processes have kept this thread from writing.
+    pub(super) static LOCKED: Cell<Option<Boottime>> = const { Cell::new(None) };
+}
+
+/// The path of the file that SQLite has beside the database.
+pub(super) fn beside(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
 }
 
 pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
@@ -79,10 +88,8 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // To open a pipe would wait for its writer for ever.
     for end in ["", "-wal", "-shm", "-journal"] {
-        let mut name = path.as_os_str().to_owned();
-        name.push(end);
-        let name = Path::new(&name);
-        if std::fs::metadata(name).is_ok_and(|meta| !meta.is_file()) {
+        let name = beside(path, end);
+        if std::fs::metadata(&name).is_ok_and(|meta| !meta.is_file()) {
             let what = format!("{} is not a regular file", name.display());
             return Err(Fault::Data(what));
         }
@@ -110,6 +117,7 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     db.set_limit(Limit::SQLITE_LIMIT_LENGTH, LARGEST)?;
     // SQLite's own pauses between tries grow to 100 ms, so other processes could starve this one.
     db.busy_handler(Some(|tries| {
+        LOCKED.set(LOCKED.get().or_else(|| Some(Boottime::now())));
         thread::sleep(Duration::from_millis(1));
         let hurried = HURRIED.with_borrow(|hurried| hurried.load(Ordering::Relaxed));
         let most = if hurried { SOON } else { BUSY };
@@ -165,7 +173,8 @@ pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
         }
     }
     let tx = rusqlite::Transaction::new_unchecked(db, TransactionBehavior::Immediate)?;
-    match pragma("user_version")? {
+    let version = pragma("user_version")?;
+    match version {
         0 => {
             tx.execute_batch(TABLES)?;
             tx.execute_batch(OUTPUT)?;
@@ -192,6 +201,10 @@ pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
     tx.execute_batch(LOCKS)?;
     tx.execute_batch(NOTICES)?;
     tx.commit()?;
+    if version == 0 {
+        // A copy of the file alone has its tables from now on.
+        db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
+    }
     Ok(())
 }
 

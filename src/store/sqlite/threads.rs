@@ -3,7 +3,7 @@
 
 use std::{
     os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{atomic::Ordering, mpsc},
     time::Duration,
 };
@@ -11,7 +11,7 @@ use std::{
 use rusqlite::Connection;
 use tokio::sync::broadcast;
 
-use super::{Fault, Request, Shared, millis};
+use super::{Fault, LOG, Request, Shared, file::LOCKED, millis};
 use crate::{
     clock::{self, Boottime},
     logic::{
@@ -141,8 +141,9 @@ pub(super) fn transaction(
             .map(drop)
             .map_err(|e| Fault::Sql(e).at(&shared.address))
     };
-    shared.same_file()?;
+    shared.same_files(db)?;
     run("BEGIN IMMEDIATE")?;
+    LOCKED.set(None);
     while let Some(work) = group.pop_front() {
         let shown_us = (shared.clock)();
         let believed = shared.believed.get().and_then(|clock| clock.now_us());
@@ -260,7 +261,7 @@ pub(super) fn read(
     mut seen: i64,
 ) {
     let mut written = Written {
-        path: log_of(&shared.path),
+        path: shared.files[LOG].1.clone(),
         last: None,
     };
     let mut active = Boottime::now();
@@ -316,13 +317,6 @@ impl Written {
         });
         changed || fresh
     }
-}
-
-/// The path of the write-ahead log of the database at `path`.
-pub(super) fn log_of(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push("-wal");
-    name.into()
 }
 
 /// Delivers the events of other processes. True: there was one.
