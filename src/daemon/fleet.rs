@@ -281,7 +281,12 @@ impl FleetTask {
             quarantine: contender.quarantine(),
             open: self.epoch.vouched(contender.quarantine(), Boottime::now()),
         };
-        match contender.store.heartbeat(Some(&beat)).await {
+        let mut told = contender.store.heartbeat(Some(&beat)).await;
+        // One connection that broke alarms nobody. A heartbeat may be repeated.
+        if self.away_since.is_none() && told.as_ref().is_err_and(store::Error::is_transient) {
+            told = contender.store.heartbeat(Some(&beat)).await;
+        }
+        match told {
             Ok(reply) => {
                 note_clock(&contender.clock, &reply);
                 if let Some(since) = self.away_since.take() {

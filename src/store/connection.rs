@@ -253,7 +253,7 @@ impl Client {
             made.unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
         Ok(Connection {
             inner,
-            _driver: driver,
+            driver,
             broken: false,
         })
     }
@@ -508,6 +508,12 @@ impl SharedConnection {
     async fn connection(&self) -> Result<(u64, Connection), Error> {
         let (number, opening) = {
             let mut current = self.current();
+            let made = current.opening.as_ref().and_then(Shared::peek);
+            // Closed while it was idle.
+            if made.is_some_and(|made| made.as_ref().is_ok_and(Connection::is_broken)) {
+                current.number += 1;
+                current.opening = None;
+            }
             let number = current.number;
             let opening = current.opening.get_or_insert_with(|| {
                 let client = self.client.clone();
@@ -590,7 +596,7 @@ pub(crate) const MAX_LOADS: u32 = 10;
 #[derive(Clone)]
 pub(crate) struct Connection {
     inner: MultiplexedConnection,
-    _driver: Driver,
+    driver: Driver,
     broken: bool,
 }
 
@@ -634,6 +640,11 @@ impl Connection {
             || e.is_unrecoverable_error()
             || code(e).as_deref() == Some("READONLY");
     }
+    /// True: it failed, or the server or a proxy has closed it, perhaps because it was idle. It must not be used again.
+    pub(crate) fn is_broken(&self) -> bool {
+        let driver = self.driver.as_ref();
+        self.broken || driver.is_some_and(|driver| driver.is_finished())
+    }
     fn note<T>(&mut self, out: Result<T, RedisError>) -> Result<T, RedisError> {
         if let Err(e) = &out {
             self.note_error(e);
@@ -651,10 +662,6 @@ impl Connection {
     ) -> Result<T, RedisError> {
         let out = p.query_async(&mut self.inner).await;
         self.note(out)
-    }
-    /// True: it failed and must not be used again.
-    pub(crate) fn is_broken(&self) -> bool {
-        self.broken
     }
 }
 

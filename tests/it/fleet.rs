@@ -32,6 +32,23 @@ fn names(n: usize) -> Vec<String> {
     (1..=n).map(|i| format!("job{i:02}")).collect()
 }
 
+/// As a server with `timeout`, or a proxy, does to those that are idle.
+#[test]
+fn connections_that_the_server_closes_alarm_nobody() {
+    let mut fleet = fleet(1).witness("a", "for=500", "").start();
+    for _ in 0..8 {
+        fleet.wait_more_runs(1);
+        let all = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
+        fleet.server().command::<i64>(&all);
+    }
+    fleet.stop();
+    let log = fleet.instances[0].log_text();
+    for alarm in ["does not answer", "cannot record the outcome"] {
+        assert!(!log.contains(alarm), "{log}");
+    }
+    fleet.judge_all_started(&["a"]);
+}
+
 #[test]
 fn every_occurrence_runs_once_on_five_instances_with_wrong_clocks() {
     let jobs = names(20);

@@ -58,6 +58,17 @@ impl Pool {
     }
 
     pub(super) async fn checkout(&self) -> Result<Pooled<'_>, Error> {
+        for _ in 0..self.connections.state().idle_connections {
+            let pooled = self.take().await?;
+            // Closed while it was idle: the pool discards it.
+            if !pooled.is_broken() {
+                return Ok(pooled);
+            }
+        }
+        self.take().await
+    }
+
+    async fn take(&self) -> Result<Pooled<'_>, Error> {
         let Manager {
             client,
             failure,
