@@ -39,6 +39,7 @@ use crate::{
     clock::{self, StoreClock},
     config::{self, Config, Job, Sends, StoreUrl, nearest},
     daemon, early,
+    log_queue::{self, To},
     logic::{belief, claim::State},
     model::{JobName, Outcome, is_name},
     recording::{Line, Recorder, recording},
@@ -97,7 +98,9 @@ struct Cli {
         help_heading = GLOBAL,
         value_enum,
         value_name = "FORMAT",
-        default_value = "auto"
+        default_value = "auto",
+        env = "SOLOIST_LOG_FORMAT",
+        hide_env_values = true
     )]
     log_format: log::Format,
 
@@ -245,6 +248,10 @@ pub fn main() -> ExitCode {
     let daemon = matches!(cli.command, Command::Run(_));
     if !daemon {
         early::restore();
+    }
+    let _last = log_queue::Last;
+    if daemon {
+        log_queue::by_a_thread();
     }
     log::init(
         cli.log_format,
@@ -521,7 +528,8 @@ impl Out {
 
 /// Prints a remark for the user on stderr, so that stdout has only data.
 fn remark(text: &str) {
-    let _ = writeln!(io::stderr(), "soloist: {}", show::line(text));
+    let text = format!("soloist: {}\n", show::line(text));
+    log_queue::write(To::Stderr, text.into_bytes());
 }
 
 /// What the commands that use the store need.

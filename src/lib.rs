@@ -51,6 +51,8 @@ pub mod holder;
 mod http;
 #[cfg(feature = "daemon")]
 pub mod last_will;
+#[cfg(feature = "daemon")]
+mod log_queue;
 #[cfg(feature = "notify")]
 mod notify;
 #[cfg(feature = "daemon")]

@@ -127,6 +127,8 @@ judge() {
 
     inside systemctl reload soloist
     until_true "it is reloaded" eval 'inside journalctl --no-pager -u soloist | grep reloaded >/dev/null'
+    if inside journalctl --no-pager -u soloist | grep "TIME ZONE"; then fail "the table of check is in the journal"; fi
+    until_true "the journal's messages name job, outcome and reason" eval 'inside journalctl --no-pager -u soloist | grep "ended .flaky.: failed (exit 1) after" >/dev/null'
 
     soloist trigger long
     until_true "a long run begins" eval '[ "$(inside pgrep -c -f "^sleep 1000")" = 2 ]'

@@ -9,7 +9,7 @@ pub(super) mod signals;
 
 use std::{
     cell::Cell,
-    io::{self, IsTerminal, Write},
+    io::{self, IsTerminal},
     os::fd::OwnedFd,
     path::PathBuf,
     sync::Arc,
@@ -28,6 +28,7 @@ use crate::{
         self, Lock, LockClient, NoRetry, TryLock,
         period::{ClaimedPeriod, PeriodClaim},
     },
+    log_queue::{self, To},
     logic::guard_life::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
     runner::{RunEnd, Runner, Running, childless, reap_strangers},
@@ -106,6 +107,8 @@ pub(super) fn exec(config: Option<PathBuf>, args: &Exec) -> Result<Exit, Failure
     // Before this process starts another thread.
     let caught =
         signals::block(&ignored).map_err(|e| Failure::internal("cannot catch signals", e))?;
+    // What it says must not keep it from renewing the lock.
+    log_queue::by_a_thread();
     // The runtime panics if it has too few descriptors.
     let spare: Result<Vec<_>, _> = (0..8).map(|_| std::fs::File::open("/dev/null")).collect();
     drop(spare.map_err(|e| {
@@ -706,12 +709,9 @@ impl WaitLine {
         loop {
             let frame = frames.next().unwrap_or(FRAMES[0]);
             let waited = Boottime::now().since(self.begun).as_secs();
-            let _ = write!(
-                io::stderr(),
-                "\r\x1b[2K{frame} soloist: {} ({waited}s of {})",
-                self.text,
-                self.most
-            );
+            let (text, most) = (&self.text, &self.most);
+            let line = format!("\r\x1b[2K{frame} soloist: {text} ({waited}s of {most})");
+            log_queue::write(To::Stderr, line.into_bytes());
             tokio::time::sleep(FRAME).await;
         }
     }
@@ -720,7 +720,9 @@ impl WaitLine {
 impl Drop for WaitLine {
     fn drop(&mut self) {
         if self.terminal {
-            let _ = write!(io::stderr(), "\r\x1b[2K");
+            log_queue::write(To::Stderr, b"\r\x1b[2K".to_vec());
         }
+        // Before what the command itself writes.
+        log_queue::flush(FRAME);
     }
 }

@@ -9,7 +9,12 @@ use std::{
 use clap::error::ContextValue;
 
 use super::show;
-use crate::{acts::Refusal, config::Report, recording, store, text};
+use crate::{
+    acts::Refusal,
+    config::Report,
+    log_queue::{self, To},
+    recording, store, text,
+};
 
 /// How a command ended, with the numbers of sysexits.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,8 +165,8 @@ impl Failure {
     pub fn tell(&self, color: bool) -> Exit {
         let (chain, hint) = match self {
             Self::Config(report) => {
-                let report = text::coloured(&report.render(color));
-                let _ = writeln!(io::stderr(), "{report}");
+                let report = text::coloured(&report.render(color)) + "\n";
+                log_queue::write(To::Stderr, report.into_bytes());
                 return self.exit();
             }
             Self::Output(e) if e.kind() == io::ErrorKind::BrokenPipe => return self.exit(),
@@ -192,7 +197,7 @@ impl Failure {
         if let Some(hint) = hint {
             text.push_str(&format!("hint: {}\n", text::line(&hint)));
         }
-        let _ = io::stderr().write_all(text.as_bytes());
+        log_queue::write(To::Stderr, text.into_bytes());
         self.exit()
     }
 }

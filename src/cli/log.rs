@@ -2,15 +2,18 @@
 
 use std::io::{self, IsTerminal};
 
-use super::terminal::{self, ForEyes};
-use crate::text;
-use tracing::Subscriber;
+use super::terminal::{self, Each, ForEyes, Said};
+use crate::{
+    log_queue::{self, To},
+    text,
+};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
     Layer,
     field::MakeExt as _,
     filter::Targets,
     fmt::{MakeWriter, format::debug_fn},
-    layer::SubscriberExt,
+    layer::{Context, SubscriberExt},
     registry,
     registry::LookupSpan,
     util::SubscriberInitExt,
@@ -19,6 +22,8 @@ use tracing_subscriber::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Format {
     /// The journal if stderr is connected to it, else text; of `run` on a terminal: for eyes
+    // An empty variable is none.
+    #[value(alias = "")]
     Auto,
     /// For people
     Text,
@@ -70,26 +75,26 @@ pub(super) fn init(format: Format, filter: Targets, eyes: bool) {
         Format::Auto => stderr_is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref()),
         Format::Text | Format::Json => false,
     };
-    if journal && let Ok(layer) = tracing_journald::layer() {
-        registry().with(layer.with_filter(filter)).init();
+    if journal && log_queue::open_journal().is_ok() {
+        registry().with(Journal.with_filter(filter)).init();
         return;
     }
     if format == Format::Json {
         let layer = tracing_subscriber::fmt::layer()
             .json()
             .flatten_event(true)
-            .with_writer(|| Json(io::stderr()));
+            .with_writer(|| Json(To::Stderr));
         registry().with(layer.with_filter(filter)).init();
         return;
     }
     let terminal = io::stderr().is_terminal();
     let colours = super::show::colours(terminal);
     if eyes && terminal && format == Format::Auto {
-        let layer = for_eyes(colours, || Lines(io::stderr()));
+        let layer = for_eyes(colours, || Lines(To::Stderr));
         registry().with(layer.with_filter(filter)).init();
         return;
     }
-    let layer = for_people(colours, || Lines(io::stderr()));
+    let layer = for_people(colours, || Lines(To::Stderr));
     registry().with(layer.with_filter(filter)).init();
 }
 
@@ -126,6 +131,45 @@ where
         })
         .with_ansi(colours)
         .with_writer(writer)
+}
+
+/// Each event as an entry of the journal. Most readers see nothing but its message, which says what its fields say.
+struct Journal;
+
+impl<S: Subscriber> Layer<S> for Journal {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let (meta, mut entry, mut said) = (event.metadata(), vec![], Said::default());
+        let mut put = |name: &str, value: &str| {
+            entry.extend_from_slice(format!("{name}\n").as_bytes());
+            entry.extend_from_slice(&(value.len() as u64).to_le_bytes());
+            entry.extend_from_slice(format!("{value}\n").as_bytes());
+        };
+        event.record(&mut Each(|name: &'static str, value: String| {
+            if name != "message" {
+                let name = name.to_uppercase().replace('.', "_");
+                put(&format!("F_{name}"), &value);
+            }
+            said.keep(name, value);
+        }));
+        put("MESSAGE", &said.whole(meta.target()));
+        let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG];
+        let level = levels.iter().position(|level| level == meta.level());
+        put("PRIORITY", &(3 + level.unwrap_or(4)).to_string());
+        put("SYSLOG_IDENTIFIER", "soloist");
+        put("TARGET", meta.target());
+        log_queue::write(To::Journal, entry);
+    }
+}
+
+/// Each write is one whole event.
+impl io::Write for To {
+    fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        log_queue::write(*self, event.to_vec());
+        Ok(event.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Writes each event as one line, and escapes all control sequences but our colours. Each write is one whole event.

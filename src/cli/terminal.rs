@@ -57,7 +57,7 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let mut said = Said::default();
-        event.record(&mut said);
+        event.record(&mut Each(|name, value| said.keep(name, value)));
         let now = jiff::Timestamp::from_millisecond(clock::wall_us() / 1000).unwrap_or_default();
         let now = now.to_zoned(self.zone.clone());
         let meta = event.metadata();
@@ -71,26 +71,29 @@ where
     }
 }
 
+/// Hands on the name and the value of each field.
+pub(super) struct Each<F>(pub F);
+
+impl<F: FnMut(&'static str, String)> Visit for Each<F> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        (self.0)(field.name(), format!("{value:?}"));
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        (self.0)(field.name(), value.to_owned());
+    }
+}
+
 /// What one event says.
 #[derive(Debug, Clone, Default)]
-struct Said {
+pub(super) struct Said {
     message: String,
     job: Option<String>,
     stream: Option<String>,
     fields: Vec<(&'static str, String)>,
 }
 
-impl Visit for Said {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.keep(field.name(), format!("{value:?}"));
-    }
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.keep(field.name(), value.to_owned());
-    }
-}
-
 impl Said {
-    fn keep(&mut self, name: &'static str, value: String) {
+    pub(super) fn keep(&mut self, name: &'static str, value: String) {
         let value = text::line(&value);
         match name {
             "message" => self.message = value,
@@ -104,6 +107,68 @@ impl Said {
     fn take(&mut self, name: &str) -> Option<String> {
         let at = self.fields.iter().position(|(n, _)| *n == name)?;
         Some(self.fields.remove(at).1)
+    }
+
+    /// All in one line, for readers who see nothing else: ``ended `backup`: failed (exit 3) after 2.10 s``.
+    pub(super) fn whole(mut self, target: &str) -> String {
+        let job = self.job.clone();
+        if let (Some(job), LOG_TARGET) = (&job, target) {
+            let stderr = self.stream.as_deref() == Some("stderr");
+            return format!("{job} {} {}", ["|", "!"][usize::from(stderr)], self.message);
+        }
+        let sentence = self.sentence(job.as_deref(), |at| at.replace(".000Z", "Z"));
+        let rest = self.rest().map_or(String::new(), |rest| format!(" {rest}"));
+        sentence + &rest
+    }
+
+    /// The message in words, with the job if it is not named beside it; takes the fields that it uses.
+    fn sentence(&mut self, job: Option<&str>, time: impl Fn(&str) -> String) -> String {
+        let message = std::mem::take(&mut self.message);
+        if self.job.is_none() {
+            return message;
+        }
+        let at = |said: &mut Self| {
+            let at = said.take("occurrence");
+            at.map_or(String::new(), |at| format!(" for {}", time(&at)))
+        };
+        let before = |words| job.map_or(String::new(), |job| format!("{words}`{job}`"));
+        match message.as_str() {
+            "started" => {
+                let trigger = self.take("trigger").filter(|t| t != "schedule");
+                let trigger = trigger.map_or(String::new(), |t| format!(" ({t})"));
+                let attempt = self.take("attempt").filter(|n| n != "1");
+                let attempt = attempt.map_or(String::new(), |n| format!(" attempt {n}"));
+                format!("started{}{}{trigger}{attempt}", before(" "), at(self))
+            }
+            "ended" => {
+                let _ = self.take("occurrence");
+                let outcome = self.take("outcome").unwrap_or_else(|| message.clone());
+                let code = self.take("exit_code").map(|code| format!(" (exit {code})"));
+                let signal = self.take("signal").and_then(|n| n.parse().ok());
+                let signal = signal.map(|n| format!(" ({})", crate::view::signal_name(n)));
+                let took = self.take("duration_ms").and_then(|ms| ms.parse().ok());
+                let took = took.map(|ms| format!(" after {}", words::took(ms)));
+                let error = self.take("error").map(|e| format!(": {e}"));
+                let how: String = [code, signal, took, error].into_iter().flatten().collect();
+                let job = job.map_or(String::new(), |job| format!("ended `{job}`: "));
+                format!("{job}{}{how}", outcome.replace('_', " "))
+            }
+            "not run" => {
+                let outcome = self.take("outcome").unwrap_or_default();
+                let reason = self.take("reason").unwrap_or_default();
+                format!("not run{}{} ({outcome}): {reason}", before(": "), at(self))
+            }
+            _ => job.map_or(String::new(), |job| format!("`{job}`: ")) + &message,
+        }
+    }
+
+    /// The fields that no sentence has used.
+    fn rest(&self) -> Option<String> {
+        let fields = self.fields.iter();
+        let fields: Vec<String> = fields
+            .map(|(name, value)| format!("{name} {value}"))
+            .collect();
+        (!fields.is_empty()).then(|| format!("({})", fields.join(", ")))
     }
 }
 
@@ -128,7 +193,8 @@ impl ForEyes {
             return format!("{time}  {column}  {mark} {}", said.message);
         }
         let mut said = said.clone();
-        let what = self.with_local_times(&self.what(&mut said));
+        let what = said.sentence(None, |at| self.local(at));
+        let what = self.with_local_times(&what);
         let what = match level {
             Level::ERROR => self.paint(
                 AnsiColor::Red.on_default().bold(),
@@ -138,13 +204,9 @@ impl ForEyes {
             Level::INFO => what,
             _ => self.paint(DIM, &what),
         };
-        let fields: Vec<String> = (said.fields.iter())
-            .map(|(name, value)| format!("{name} {}", self.with_local_times(value)))
-            .collect();
-        let fields = match fields.is_empty() {
-            true => String::new(),
-            false => self.paint(DIM, &format!("  ({})", fields.join(", "))),
-        };
+        let fields = said.rest().map_or(String::new(), |rest| {
+            self.paint(DIM, &format!("  {}", self.with_local_times(&rest)))
+        });
         format!("{time}  {column}  {what}{fields}")
     }
 
@@ -160,48 +222,6 @@ impl ForEyes {
         let begin: String = chars[..begin].iter().collect();
         let end: String = chars[chars.len() - end..].iter().collect();
         format!("{begin}{mark}{end}")
-    }
-
-    /// The message in words; takes the fields that it uses.
-    fn what(&self, said: &mut Said) -> String {
-        let message = std::mem::take(&mut said.message);
-        if said.job.is_none() {
-            return message;
-        }
-        match message.as_str() {
-            "started" => {
-                let at = said.take("occurrence").map(|at| self.local(&at));
-                let trigger = said.take("trigger");
-                let attempt = said.take("attempt").filter(|n| n != "1");
-                let mut all = vec!["started".to_owned()];
-                all.extend(at.map(|at| format!("for {at}")));
-                all.extend(
-                    trigger
-                        .filter(|t| t != "schedule")
-                        .map(|t| format!("({t})")),
-                );
-                all.extend(attempt.map(|n| format!("attempt {n}")));
-                all.join(" ")
-            }
-            "ended" => {
-                let _ = said.take("occurrence");
-                let outcome = said.take("outcome").unwrap_or_else(|| message.clone());
-                let outcome = outcome.replace('_', " ");
-                let code = said
-                    .take("exit_code")
-                    .map(|code| format!(", exit code {code}"));
-                let signal = said.take("signal").and_then(|n| n.parse().ok());
-                let signal = signal.map(|n| format!(", {}", crate::view::signal_name(n)));
-                let took = said.take("duration_ms").and_then(|ms| ms.parse().ok());
-                let took = took.map(|ms| format!(" after {}", words::took(ms)));
-                let error = said.take("error").map(|e| format!(": {e}"));
-                [Some(outcome), code, signal, took, error]
-                    .into_iter()
-                    .flatten()
-                    .collect()
-            }
-            _ => message,
-        }
     }
 
     /// The text with each instant of UTC in it as local time, with the date if that is not today's.
@@ -343,13 +363,52 @@ mod tests {
         );
         assert_eq!(
             line(Level::WARN, "soloist::holder", &ended),
-            "12:30:05  a-job-with…long-name  timed out, SIGTERM after 4.00 s"
+            "12:30:05  a-job-with…long-name  timed out (SIGTERM) after 4.00 s"
         );
         let other = said(None, "the store does not answer", &[("error", "timeout")]);
         assert_eq!(
             line(Level::ERROR, "soloist", &other),
             "12:30:05  soloist         error: the store does not answer  (error timeout)"
         );
+    }
+
+    #[test]
+    fn one_line_alone_names_the_job_the_outcome_and_the_reason() {
+        let at = ("occurrence", "2026-11-20T11:30:00.000Z");
+        let run = ("run", "019aa1c4-0000-7000-8000-000000000000");
+        for (message, fields, want) in [
+            (
+                "started",
+                vec![at, run, ("attempt", "2"), ("trigger", "retry")],
+                "started `backup` for 2026-11-20T11:30:00Z (retry) attempt 2",
+            ),
+            (
+                "ended",
+                vec![
+                    at,
+                    ("outcome", "failed"),
+                    ("exit_code", "3"),
+                    ("duration_ms", "2100"),
+                ],
+                "ended `backup`: failed (exit 3) after 2.10 s",
+            ),
+            (
+                "not run",
+                vec![at, ("outcome", "missed"), ("reason", "too late")],
+                "not run: `backup` for 2026-11-20T11:30:00Z (missed): too late",
+            ),
+            (
+                "cannot renew the lease; retrying",
+                vec![run, ("error", "no answer")],
+                "`backup`: cannot renew the lease; retrying (error no answer)",
+            ),
+        ] {
+            assert_eq!(said(Some("backup"), message, &fields).whole(""), want);
+        }
+        let output = said(Some("backup"), "disk is slow", &[("stream", "stderr"), run]);
+        assert_eq!(output.whole(LOG_TARGET), "backup ! disk is slow");
+        let none = said(None, "stopping", &[("signal", "SIGTERM")]);
+        assert_eq!(none.whole(""), "stopping (signal SIGTERM)");
     }
 
     #[test]

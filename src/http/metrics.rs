@@ -20,7 +20,7 @@ use prometheus_client::{
 };
 
 use super::{App, board::Inner, headers::accepts, problem::Problem};
-use crate::vitals::Figures;
+use crate::{log_queue, vitals::Figures};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -254,6 +254,8 @@ fn of_instance(e: &mut DescriptorEncoder<'_>, f: &Figures) -> Written {
     counter(e, "takeovers", help, read(&f.takeovers))?;
     let help = "Heartbeats of this instance that the store did not answer";
     counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))?;
+    let help = "Lines of this instance's log that were dropped because nobody read them";
+    counter(e, "log_lines_dropped", help, log_queue::dropped())?;
     let spans = f.spans.read().into_iter().map(one("result"));
     let help =
         "Spans of runs that this instance sent, that were refused, or for which there was no room";

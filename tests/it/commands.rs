@@ -9,10 +9,11 @@ use std::{
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::http::client::get;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, fleet},
-    now_ms, process, skip,
+    full_pipe, now_ms, process, skip,
     trace::{ONCE, RERUN},
     wait_for, wait_until,
 };
@@ -379,7 +380,13 @@ fn the_log_has_the_format_that_was_asked_for() {
             "{options:?}: colours in a file: {text}"
         );
     }
-    let json = log_of(&["--log-format", "json"], |_, _| {});
+    let in_variable = |format: &'static str| {
+        log_of(&[], move |command, _| {
+            command.env("SOLOIST_LOG_FORMAT", format);
+        })
+    };
+    assert!(in_variable("").contains(" started job=a "), "as without it");
+    let json = in_variable("json");
     let lines: Vec<Value> = json
         .lines()
         .map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("no JSON: {e}: {l}")))
@@ -479,9 +486,10 @@ fn the_journal_is_written_to_when_it_is_there_and_stderr_is_it_or_it_is_asked_fo
             there && (asked || stderr_is_it.is_some() && options != ["--log-format", "text"]);
         let context = format!("{options:?} {there}: {text} {entries:?}");
         if in_journal {
-            let started = |e: &&String| e.contains("started\n") && e.contains("\nF_JOB\n");
-            let started = entries.iter().find(started).expect(&context);
-            assert!(started.contains("PRIORITY\n") && started.contains("\nF_OCCURRENCE\n"));
+            let begun = |what: &str| entries.iter().find(|e| e.contains(what)).expect(&context);
+            let started = begun("started `a` for 20");
+            assert!(started.contains("PRIORITY\n") && started.contains("F_OCCURRENCE\n"));
+            assert!(begun("ended `a`: succeeded after ").contains("F_JOB\n"));
             assert_eq!(text, "", "{context}");
         } else {
             assert!(
@@ -643,4 +651,53 @@ fn the_daemons_log_on_a_terminal_is_coloured_but_with_no_color() {
         });
         assert_eq!(text().contains("\x1b["), coloured, "{env:?}: {}", text());
     }
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_neither_a_start_nor_the_end() {
+    // Each second more than the lines that may wait.
+    let loud = "schedule = \"* * * * * *\"\ncommand = \"seq -f %0999g 2000\"";
+    let mut fleet = fleet(1)
+        .sqlite()
+        .http("")
+        .witness("a", "for=5", "")
+        .job("loud", loud)
+        .start();
+    fleet.instances[0].kill();
+    let again = |fleet: &mut Fleet| {
+        let (unread, log) = full_pipe();
+        fleet.instances[0].start_with(|command| {
+            command.stderr(log);
+        });
+        fleet.wait_more_runs(3);
+        unread
+    };
+    let unread = again(&mut fleet);
+    fleet.instances[0].signal(Signal::TERM);
+    assert!(fleet.instances[0].wait_end().success());
+    drop(unread);
+
+    let mut log = BufReader::new(again(&mut fleet)).lines();
+    let mut until = |text: &str| {
+        let line = log.find(|line| line.as_ref().is_ok_and(|line| line.contains(text)));
+        line.expect("a line").expect("a line")
+    };
+    let serves = until("serving HTTP at ");
+    let counted = until(" log lines were dropped: nobody read them");
+    let reads = std::thread::spawn(move || log.for_each(drop));
+    let told: u64 = (counted
+        .split_whitespace()
+        .find_map(|word| word.parse().ok()))
+    .expect("a number");
+    let at = serves.rsplit_once("http://").expect("an address").1.trim();
+    let metrics = get(at, "/metrics").send().text();
+    let metric = |line: &str| {
+        line.strip_prefix("soloist_log_lines_dropped_total ")?
+            .parse()
+            .ok()
+    };
+    let dropped: u64 = metrics.lines().find_map(metric).expect(&metrics);
+    assert!(told > 0 && dropped >= told, "{dropped}: {counted}");
+    fleet.stop();
+    reads.join().expect("read to the end");
 }

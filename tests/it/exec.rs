@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal};
 use soloist::{LockClient, lock::Period, model::Occurrence};
 
 use crate::support::{
-    GENEROUS, process,
+    GENEROUS, full_pipe, process,
     proxy::{Fault, Proxy},
     server::RedisServer,
     test_seconds, wait_for, wait_until,
@@ -748,6 +748,25 @@ async fn a_waiter_hears_that_its_period_was_taken_meanwhile() {
         // And nobody has the lock.
         place.run(&[], "echo mine").assert(0, "mine\n", "");
     }
+}
+
+/// Nor does a stderr that nobody reads.
+#[test]
+fn a_stderr_that_nobody_reads_stops_neither_a_wait_nor_the_release() {
+    let place = Place::sqlite();
+    let (_unread, full) = full_pipe();
+    let unread = |mut command: Command| {
+        command.stderr(full.try_clone().expect("a pipe"));
+        Running::of(command)
+    };
+    let mut nothing = unread(place.command(&["--lock", "l", "no-such-command"]));
+    assert_eq!(nothing.end().code, Some(127));
+    let mut holder = place.hold(&[]);
+    let mut waiter = unread(place.exec(&["--lock", "l", "--wait", "1m"], "echo mine"));
+    wait_catches(&waiter);
+    place.go();
+    holder.end().assert(0, "", "");
+    waiter.end().assert(0, "mine\n", "");
 }
 
 /// A store that takes connections and answers nothing keeps nobody who is told to end.

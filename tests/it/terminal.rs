@@ -48,7 +48,7 @@ fn shown(variables: &[(&str, &str)], args: &str) -> Option<String> {
     let text = || fs::read(&screen).map(|b| String::from_utf8_lossy(&b).into_owned());
     wait_until("both jobs have run", GENEROUS, || {
         text().is_ok_and(|t| {
-            t.contains("exit code 3") && t.contains("wrong") || t.contains("exit_code=3")
+            t.contains("(exit 3)") && t.contains("wrong") || t.contains("exit_code=3")
         })
     });
     // The daemon is told by its terminal's end.
@@ -72,10 +72,7 @@ fn a_terminal_gets_lines_for_eyes() {
     assert!(has("  tick            │ told"), "{plain}");
     assert!(has("  tick            ┃ wrong"), "{plain}");
     assert!(has("  tick            started for "), "{plain}");
-    assert!(
-        has("  fails           failed, exit code 3 after "),
-        "{plain}"
-    );
+    assert!(has("  fails           failed (exit 3) after "), "{plain}");
     assert!(has("  soloist         soloist "), "{plain}");
     // No ids of runs, no dates, no modules; local time, which is half an hour off from UTC.
     assert!(

@@ -76,6 +76,14 @@ pub fn wait_until(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) 
     wait_for(what, limit, || holds().then_some(()));
 }
 
+/// A pipe that is full: a writer waits until somebody reads.
+pub fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    let size = rustix::pipe::fcntl_getpipe_size(&writer).expect("its size");
+    std::io::Write::write_all(&mut writer, &vec![b'\n'; size]).expect("room");
+    (reader, writer)
+}
+
 /// Says why a test, or a part of one, is not run here: on stderr, past the test harness, and in the file that
 /// `SOLOIST_TEST_SKIPPED` names, which `test.sh` lists at its end. In CI all that the tests need is there: what would
 /// be skipped fails.
