@@ -12,8 +12,6 @@ use std::{
 /// How many symbolic links one path may have; the kernel has the same limit.
 const LINKS: u32 = 40;
 const STICKY: u32 = 0o1000;
-/// The attribute with a file's access control list (linux/posix_acl_xattr.h).
-const ACL: &str = "system.posix_acl_access";
 
 /// Says which other user may write, and gives the command that prevents it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -222,15 +220,6 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
         return None;
     }
     let place = if meta.is_dir() { "in " } else { "" };
-    // With an access control list these bits of the mode are the list's mask: the most that it grants to anybody.
-    if meta.mode() & 0o020 != 0
-        && let Some(who) = access_list(path).and_then(|list| listed_writer(&list, reader))
-    {
-        return Some(Foreign {
-            message: format!("{who} may write {place}{shown} by its access control list"),
-            fix: format!("`setfacl -b {shown}`"),
-        });
-    }
     let group = meta.mode() & 0o020 != 0 && meta.gid() != 0 && meta.gid() != reader.gid;
     let (who, what) = match (meta.mode() & 0o002 != 0, group) {
         (true, true) => ("everybody", "go-w"),
@@ -245,41 +234,6 @@ fn judge(path: &Path, meta: &Metadata, reader: Reader) -> Option<Foreign> {
         ),
         fix: format!("`chmod {what} {shown}`"),
     })
-}
-
-/// The access control list of a file, as the kernel writes it. None: it has none, or its file system knows none.
-fn access_list(path: &Path) -> Option<Vec<u8>> {
-    let mut list = vec![0; 1 << 16];
-    let length = rustix::fs::getxattr(path, ACL, &mut list[..]).ok()?;
-    list.truncate(length);
-    Some(list)
-}
-
-/// A user or group whom the list allows to write, and whom the reader does not trust. The mask is not looked at here.
-fn listed_writer(list: &[u8], reader: Reader) -> Option<String> {
-    const VERSION: [u8; 4] = [2, 0, 0, 0];
-    const WRITE: u16 = 2;
-    const USER: u16 = 2;
-    const GROUP: u16 = 8;
-    let Some(list) = list.strip_prefix(&VERSION) else {
-        return Some("somebody".to_owned());
-    };
-    let (entries, _) = list.as_chunks::<8>();
-    let entries = entries.iter().map(|e| {
-        let [a, b, c, d, id @ ..] = *e;
-        (
-            u16::from_le_bytes([a, b]),
-            u16::from_le_bytes([c, d]),
-            u32::from_le_bytes(id),
-        )
-    });
-    entries
-        .filter(|(_, allowed, _)| allowed & WRITE != 0)
-        .find_map(|(tag, _, id)| match tag {
-            USER if !reader.trusts(id) => Some(format!("user {id}")),
-            GROUP if id != 0 && id != reader.gid => Some(format!("group {id}")),
-            _ => None,
-        })
 }
 
 /// True if its file system is mounted read-only, like a ConfigMap in a container.

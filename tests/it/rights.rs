@@ -119,65 +119,6 @@ fn as_root_what_others_may_write_is_refused() {
     }
 }
 
-/// Its mode shows such a list as a right of the file's group.
-#[test]
-fn as_root_what_an_access_control_list_lets_others_write_is_refused() {
-    const ATTRIBUTE: &str = "system.posix_acl_access";
-    if !root() {
-        return;
-    }
-    let list = |tag: u16, id: u32, allowed: u16, mask: u16| -> Vec<u8> {
-        let none = u32::MAX;
-        // The owner, a user, the group, a group, the mask, all others.
-        let mut entries = vec![
-            (1, 6, none),
-            (4, 4, none),
-            (0x10, mask, none),
-            (0x20, 4, none),
-        ];
-        entries.push((tag, allowed, id));
-        entries.sort_unstable();
-        let bytes = entries
-            .iter()
-            .flat_map(|(tag, allowed, id): &(u16, u16, u32)| {
-                [
-                    &tag.to_le_bytes()[..],
-                    &allowed.to_le_bytes(),
-                    &id.to_le_bytes(),
-                ]
-                .concat()
-            });
-        [2, 0, 0, 0].into_iter().chain(bytes).collect()
-    };
-    let place = Place::new();
-    let config = place.path("jobs.toml");
-    let set = |path: &Path, list: &[u8]| {
-        rustix::fs::setxattr(path, ATTRIBUTE, list, rustix::fs::XattrFlags::empty())
-    };
-    if set(&config, &list(2, STRANGER, 6, 6)).is_err() {
-        return skip("this file system has no access control lists");
-    }
-    for path in [
-        place.path("jobs.toml"),
-        place.path("variables"),
-        place.path("password"),
-    ] {
-        set(&path, &list(2, STRANGER, 6, 6)).expect("a list");
-        refused(&config, &["user 54321 may write ", "`setfacl -b "]);
-        set(&path, &list(8, STRANGER, 6, 6)).expect("a list");
-        refused(&config, &["group 54321 may write "]);
-        // It may only read; the mask takes the right away; root has it anyway.
-        set(&path, &list(2, STRANGER, 4, 6)).expect("a list");
-        accepted(&config);
-        set(&path, &list(2, STRANGER, 6, 4)).expect("a list");
-        accepted(&config);
-        set(&path, &list(2, 0, 6, 6)).expect("a list");
-        accepted(&config);
-    }
-    set(place.dir.path(), &list(2, STRANGER, 7, 7)).expect("a list");
-    refused(&config, &["user 54321 may write in "]);
-}
-
 #[test]
 fn as_root_the_way_to_a_file_counts_as_well() {
     if !root() {
