@@ -162,6 +162,10 @@ struct Message {
 }
 
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "few are on their way at one time"
+)]
 enum Body {
     /// With the time that its sender believes, Unix µs.
     Request(Question, Option<i64>),
