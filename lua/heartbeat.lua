@@ -60,7 +60,7 @@ if ARGV[1] ~= '' then
   before = redis.call('HGET', KEYS[1], ARGV[1])
   if ARGV[2] ~= '' then
     redis.call('HSET', KEYS[1], ARGV[1], '{"seen":' .. int(now) .. ',' .. ARGV[2] .. '}')
-    redis.call('PEXPIRE', KEYS[1], FORGET_DRAIN)
+    redis.call('PEXPIRE', KEYS[1], FORGET_INSTANCE)
   elseif before and (decoded(before).process or 0) == tonumber(ARGV[6]) then
     redis.call('HDEL', KEYS[1], ARGV[1])
     redis.call('HDEL', KEYS[2], ARGV[1])
@@ -86,7 +86,7 @@ local drains, kept = redis.call('HGETALL', KEYS[2]), {}
 bytes = 0
 for i = 1, #drains, 2 do
   local known, since = redis.call('HGET', KEYS[1], drains[i]) ~= false, tonumber(drains[i + 1]) or 1
-  if not known and since > 1 and since < now - FORGET_DRAIN then
+  if not known and since > 1 and since < now - FORGET_INSTANCE then
     redis.call('HDEL', KEYS[2], drains[i])
   else
     if known ~= (since == 1) then redis.call('HSET', KEYS[2], drains[i], known and 1 or int(now)) end

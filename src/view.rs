@@ -31,6 +31,9 @@ use crate::{
 pub(crate) const CLOCK_WARNING_MS: f64 = 500.0;
 /// An instance without a heartbeat for this long is shown as silent; milliseconds.
 pub(crate) const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
+/// While others live, an instance without a heartbeat for this long is not shown any more; milliseconds. The store keeps
+/// it for longer: one that starts while the store's clock is wrong by hours has to see the others.
+const GONE_AFTER_MS: i64 = 3_600_000;
 
 /// How far an instance's heartbeat may be dated after the store's clock; milliseconds.
 const CLOCKS_APART_MS: i64 = belief::SLACK.as_millis() as i64;
@@ -990,6 +993,7 @@ pub(crate) fn instances<'s>(
 ) -> Vec<InstanceView> {
     let now = clock.now;
     let common = most_common(fleet, ours, clock);
+    let alone = fleet.instances.values().all(|info| clock.silent(info));
     let is_over = |id: &InstanceId, job: &JobName, at: Occurrence| {
         let runs =
             |o: &Open| o.next_attempt.is_none() && o.run.instance == *id && o.run.occurrence == at;
@@ -998,6 +1002,7 @@ pub(crate) fn instances<'s>(
     fleet
         .instances
         .iter()
+        .filter(|(_, info)| alone || clock.age(info).saturating_abs() <= GONE_AFTER_MS)
         .map(|(id, info)| InstanceView {
             instance: id.clone(),
             host: info.host.clone(),

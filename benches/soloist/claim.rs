@@ -365,6 +365,7 @@ pub fn record(job: &str, at: i64, run: &str) -> RunRecord {
         count: 1,
         usage: soloist::model::Usage::default(),
         waited: None,
+        by: None,
     }
 }
 

@@ -464,6 +464,22 @@ mod tests {
         }
     }
 
+    /// Somebody has to look for one that is silent, and nobody for one that was replaced long ago.
+    #[test]
+    fn an_instance_that_was_silent_for_an_hour_is_gone_while_another_one_lives() {
+        let config = crate::config::parse("", Path::new("jobs.toml"), &|_| None).unwrap();
+        for (minutes, lives, shown) in [(59, true, true), (61, true, false), (61, false, true)] {
+            let seen = |live| info(if live { NOW } else { NOW - minutes * 60_000 }, "x", 0.0);
+            let instances = [("a", seen(lives)), ("b", seen(false))];
+            let fleet = Fleet::of(instances.map(|(id, info)| (InstanceId::new(id), info)));
+            let s = view::status(&config, "x", &fleet, &HashMap::new(), NOW, "i");
+            assert_eq!(
+                s.instances.iter().any(|i| i.instance.as_str() == "b"),
+                shown
+            );
+        }
+    }
+
     #[test]
     fn status_says_that_all_instances_drain() {
         let text = "[jobs.draw]\nschedule = '@hourly'\ncommand = 'x'\n";
@@ -658,7 +674,11 @@ mod tests {
             ["a"]
         );
         assert_eq!(
-            odd(&[("a", NOW, "x"), ("b", 0, "y"), ("c", 0, "y")]),
+            odd(&[
+                ("a", NOW, "x"),
+                ("b", NOW - 60_000, "y"),
+                ("c", NOW - 60_000, "y")
+            ]),
             ["b", "c"]
         );
         assert_eq!(odd(&[("a", NOW, "x"), ("b", NOW, &ours)]), ["a"]);

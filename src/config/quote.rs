@@ -149,6 +149,13 @@ fn name_at(text: &str) -> &str {
     &text[..end.unwrap_or(text.len())]
 }
 
+/// The key of soloist's at the begin of a text, whose value may be a list.
+pub(super) fn key_of(text: &str) -> Option<&str> {
+    let key = name_at(text.trim_start_matches([' ', '\t']));
+    let line = text.lines().next().unwrap_or_default();
+    Some(key).filter(|key| keys::is_known(key) && line.contains('['))
+}
+
 /// Whether the line is the header of a table, or begins with one of soloist's keys.
 fn is_ours(line: &str) -> bool {
     let line = line.trim();

@@ -384,10 +384,31 @@ impl<'a> Collector<'a> {
                 broken.extend(line_of(more.start) + 1..=line_of(more.end));
             }
         }
-        let mut repeated = 0..0;
+        let (mut repeated, mut unclosed) = (0..0, None);
         let mut kept: Vec<Found> = Vec::with_capacity(self.found.len());
-        for found in self.found {
+        for mut found in self.found {
             let line = line_of(found.span.start);
+            // Most likely the bracket is missing that ends the list, and all that follows seems to belong to it.
+            if found
+                .message
+                .starts_with("missing comma between array elements")
+            {
+                let begun = |at: usize| quote::key_of(&text[starts[at]..]).map(|key| (key, at));
+                let list = (0..=line)
+                    .rev()
+                    .find_map(begun)
+                    .filter(|(_, at)| *at < line);
+                if list.is_some() && std::mem::replace(&mut unclosed, list) == list {
+                    continue;
+                }
+                let hint = |(key, at)| {
+                    format!(
+                        "does the list `{key}`, which begins in line {}, lack its `]`?",
+                        at + 1
+                    )
+                };
+                found.hint = list.map(hint);
+            }
             match found.kind {
                 Kind::Syntax if !broken.insert(line) => continue,
                 Kind::Absence | Kind::Meaning if broken.contains(&line) => continue,

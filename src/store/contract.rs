@@ -30,11 +30,8 @@ pub const RECORDS_TTL: Duration = Duration::from_secs(30 * 24 * 3600);
 pub const DECISIONS_TTL: Duration = Duration::from_secs(3 * 24 * 3600);
 /// How long the store keeps the output of a run after its last change.
 pub const OUTPUT_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
-/// An instance without a heartbeat for this long is gone: the next heartbeat of another one removes its entry.
-pub const FORGET_INSTANCE: Duration = Duration::from_secs(3600);
-/// How long the store keeps a request to drain whose instance is gone; Redis also keeps so long what it knows of the
-/// instances if none sends a heartbeat.
-pub const FORGET_DRAIN: Duration = Duration::from_secs(24 * 3600);
+/// How long the store keeps the entry of an instance that sends no heartbeat.
+pub const FORGET_INSTANCE: Duration = Duration::from_secs(24 * 3600);
 /// The most bytes of output in one command: over a slow connection more bytes would not arrive in time, and would
 /// delay the requests behind them.
 pub const OUTPUT_AT_ONCE: usize = 128 << 10;

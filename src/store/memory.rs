@@ -312,8 +312,6 @@ impl Store for MemoryStore {
                     ..b.info.clone()
                 };
                 d.instances.insert(b.instance.clone(), info);
-                let gone = now - super::FORGET_INSTANCE.as_millis() as i64;
-                d.instances.retain(|_, i| i.seen >= gone);
             }
             Fleet {
                 id: epoch.id.into(),

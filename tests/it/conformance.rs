@@ -124,7 +124,6 @@ conformance! {
     a_settlement_counts_once
     the_true_record_replaces_unknown
     the_fleet_knows_its_instances
-    an_instance_that_was_silent_for_an_hour_is_gone
     decisions_are_kept_newest_first
     history_is_kept_newest_first
     output_is_added_once
@@ -2462,41 +2461,6 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
     assert!(f.drains.is_empty() && f.open);
 }
 
-async fn an_instance_that_was_silent_for_an_hour_is_gone(bed: Bed) {
-    let beat = async |name: &str| {
-        let beat = Beat {
-            instance: InstanceId::new(name),
-            info: info(1),
-            quarantine: Duration::ZERO,
-            open: None,
-        };
-        let fleet = bed.store().heartbeat(Some(&beat)).await.unwrap().value;
-        let names = fleet.instances.keys().map(ToString::to_string);
-        names.collect::<Vec<_>>().join(" ")
-    };
-    assert_eq!(beat("a").await, "a");
-    for (minutes, left) in [(58, "a b"), (4, "b")] {
-        let ms = minutes * MINUTE;
-        match &bed {
-            Bed::Memory(store) => store.shift(ms),
-            Bed::Sqlite(dir) => {
-                let db = rusqlite::Connection::open(dir.path().join("state.db")).unwrap();
-                let sql = format!("UPDATE instances SET seen = seen - {ms}");
-                db.execute_batch(&sql).unwrap();
-            }
-            Bed::Redis(server) => {
-                let older = "local i = cjson.decode(redis.call('HGET', KEYS[1], 'a')) i.seen = i.seen - ARGV[1] \
-                             redis.call('HSET', KEYS[1], 'a', cjson.encode(i))";
-                let ms = ms.to_string();
-                server.command::<()>(&["EVAL", older, "1", "soloist:instances", &ms]);
-            }
-        }
-        // A forgotten one is removed by the heartbeat of another; SQLite shows that from the next one on.
-        let _ = beat("b").await;
-        assert_eq!(beat("b").await, left);
-    }
-}
-
 async fn decisions_are_kept_newest_first(bed: Bed) {
     let s = bed.store();
     let decision = |name: &str, at: i64| Decision {
@@ -3636,7 +3600,7 @@ async fn redis_forgets_what_is_no_state_after_its_time() {
             format!("{{backup}}:output:{}", second.run),
             store::OUTPUT_TTL,
         ),
-        ("instances".to_owned(), store::FORGET_DRAIN),
+        ("instances".to_owned(), store::FORGET_INSTANCE),
     ];
     let server = server(&mut bed);
     for (key, ttl) in keys {
@@ -3685,7 +3649,7 @@ async fn redis_keeps_a_drain_as_long_as_its_instance() {
     server.command::<()>(&["HDEL", "soloist:instances", "a"]);
     assert_eq!(beat(&b).await, drained);
     let since: i64 = server.command(&["HGET", "soloist:drains", "a"]);
-    let long_ago = (since - store::FORGET_DRAIN.as_millis() as i64 - 1000).to_string();
+    let long_ago = (since - store::FORGET_INSTANCE.as_millis() as i64 - 1000).to_string();
     server.command::<()>(&["HSET", "soloist:drains", "a", &long_ago]);
     assert_eq!(beat(&b).await, []);
 }

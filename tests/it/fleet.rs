@@ -35,7 +35,9 @@ fn names(n: usize) -> Vec<String> {
 /// As a server with `timeout`, or a proxy, does to those that are idle.
 #[test]
 fn connections_that_the_server_closes_alarm_nobody() {
-    let mut fleet = fleet(1).witness("a", "for=500", "").start();
+    let mut fleet = fleet(1)
+        .witness("a", "for=500", LATE_RATHER_THAN_SKIPPED)
+        .start();
     for _ in 0..8 {
         fleet.wait_more_runs(1);
         let all = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];

@@ -6,9 +6,9 @@ use std::sync::LazyLock;
 use crate::{
     logic::{belief, claim},
     store::{
-        FLEET_MOST, FORGET_DRAIN, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST,
-        LINE_MOST, NAME_MOST, NOTES_AT_ONCE, NOTES_BYTES_MOST, NOTES_MOST, OUTPUT_MOST, OUTPUT_TTL,
-        RECORDS_TTL, STATE_MOST,
+        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, LINE_MOST, NAME_MOST,
+        NOTES_AT_ONCE, NOTES_BYTES_MOST, NOTES_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL,
+        STATE_MOST,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
     },
@@ -88,7 +88,6 @@ fn constants() -> String {
         ("SEQ_MOST", u128::from(u32::MAX)),
         ("HISTORY_KEPT", HISTORY_KEPT as u128),
         ("HISTORY_TTL", RECORDS_TTL.as_millis()),
-        ("FORGET_DRAIN", FORGET_DRAIN.as_millis()),
         ("FORGET_INSTANCE", FORGET_INSTANCE.as_millis()),
         ("INSTANCE_MOST", INSTANCE_MOST as u128),
         ("FLEET_MOST", FLEET_MOST as u128),

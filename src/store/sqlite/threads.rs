@@ -19,10 +19,7 @@ use crate::{
         claim::{Effects, Event},
     },
     model::JobName,
-    store::{
-        Changed, DECISIONS_TTL, Error, FENCE_TTL, FORGET_DRAIN, FORGET_INSTANCE, OUTPUT_TTL,
-        RECORDS_TTL,
-    },
+    store::{Changed, DECISIONS_TTL, Error, FENCE_TTL, FORGET_INSTANCE, OUTPUT_TTL, RECORDS_TTL},
 };
 
 /// The most requests that share a transaction.
@@ -229,6 +226,7 @@ pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
         db.prepare_cached(&format!("DELETE FROM {table} WHERE {}", oldest(table)))?
             .execute([now - millis(ttl)])?;
     }
+    let gone = now - millis(FORGET_INSTANCE);
     // A drain lasts until it is taken back or its instance leaves. If the instance is forgotten, the drain is removed
     // only a while later, because a clock that jumps ahead for a moment makes a living instance look forgotten until
     // its next heartbeat. The order of these statements ensures that.
@@ -237,11 +235,11 @@ pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
     )?
     .execute([now])?;
     db.prepare_cached("DELETE FROM instances WHERE seen < ?1")?
-        .execute([now - millis(FORGET_INSTANCE)])?;
+        .execute([gone])?;
     db.prepare_cached(
         "DELETE FROM drains WHERE at < ?1 AND instance NOT IN (SELECT instance FROM instances)",
     )?
-    .execute([now - millis(FORGET_DRAIN)])?;
+    .execute([gone])?;
     db.prepare_cached("DELETE FROM locks WHERE abs(until) < ?1")?
         .execute([(now - millis(FENCE_TTL)) * 1000])?;
     Ok(())
