@@ -1,4 +1,4 @@
-//! The fault matrix, on the whole daemon: processes, clocks of leases, stores, networks, resources, bad input.
+//! Faults on the whole daemon: processes, clocks of leases, stores, networks, resources, bad input.
 
 mod clock;
 mod input;

@@ -1,4 +1,4 @@
-//! `examples/lottery`: a database that checks the fencing token refuses what a frozen holder writes late. Fault 30 of
+//! `examples/lottery`: a database that checks the fencing token refuses what a frozen holder writes late. Promise 8 of
 //! docs/guarantees.md, on SQLite, PostgreSQL, MariaDB and the text file that stands in where no sqlite3 is.
 //!
 //! A database that is not installed is skipped; nothing here needs the network.

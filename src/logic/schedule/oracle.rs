@@ -287,7 +287,7 @@ fn moving_zones() -> Vec<Moving> {
     zones
 }
 
-/// Fault 8 of docs/guarantees.md.
+/// Promise 2 of docs/guarantees.md: each planned instant, in every zone.
 #[test]
 fn instants_equal_those_of_a_simulated_vixie_cron_in_all_zones() {
     let mut random = fastrand::Rng::with_seed(2026);
