@@ -1,5 +1,5 @@
 //! The fault harness: a fleet of real daemons on a real Redis, everything around it going wrong, and a judge.
-//! docs/faults.md says how to use it and what its table means.
+//! docs/faults.md says how to use it; `judge::Kind` has the rows of its table.
 
 mod cgroup;
 mod clocks;
