@@ -31,8 +31,8 @@ use crate::{
 pub(crate) const CLOCK_WARNING_MS: f64 = 500.0;
 /// An instance without a heartbeat for this long is shown as silent; milliseconds.
 pub(crate) const SHOWN_SILENT_AFTER_MS: i64 = 15_000;
-/// While others live, an instance without a heartbeat for this long is not shown any more; milliseconds. The store keeps
-/// it for longer: one that starts while the store's clock is wrong by hours has to see the others.
+/// While others live, an instance without a heartbeat for this long is not shown any more; milliseconds. The store
+/// keeps it for longer: one that starts while the store's clock is wrong by hours has to see the others.
 const GONE_AFTER_MS: i64 = 3_600_000;
 
 /// How far an instance's heartbeat may be dated after the store's clock; milliseconds.
@@ -190,7 +190,11 @@ impl RunView {
     pub(crate) fn remarks(&self) -> String {
         let left = self.left_processes.map(words::left_behind);
         let left = left.map(|left| format!("soloist {left}"));
-        let by = self.by.as_ref().map(|by| format!("asked for by {by}"));
+        let did = match self.outcome {
+            Outcome::Cancelled => "cancelled",
+            _ => "asked for",
+        };
+        let by = self.by.as_ref().map(|by| format!("{did} by {by}"));
         let all = [self.error.clone(), left, by];
         all.into_iter().flatten().collect::<Vec<_>>().join("; ")
     }

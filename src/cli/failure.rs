@@ -272,10 +272,10 @@ pub(super) fn remedy(e: &store::Error, store: &str) -> Option<String> {
         store::Error::Unreachable { reason, .. } | store::Error::Refused { reason, .. }
             if store::connection::explains(reason) =>
         {
-            "until then no job starts".to_owned()
+            "while this lasts no job starts".to_owned()
         }
         store::Error::Unreachable { address, .. } if address.starts_with("sqlite:") => {
-            "until then no job starts".to_owned()
+            "while this lasts no job starts".to_owned()
         }
         store::Error::Unreachable { .. } => {
             format!("check that {store} is up, and that this host can reach it")

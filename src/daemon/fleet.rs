@@ -524,9 +524,11 @@ impl FleetTask {
             EpochChange::Replaced => {
                 warn!(epoch = %incarnation, "{}", self.wait(fleet, now, false));
                 self.contender.resync();
-                self.mark_at = Some(AT_ONCE);
+                // Until then nobody who has a job could contradict.
+                self.mark_at = None;
             }
             EpochChange::Opened => {
+                self.mark_at = Some(AT_ONCE);
                 info!(
                     "the wait is over, also for the jobs with the longest lease: all jobs start again"
                 )

@@ -285,7 +285,7 @@ impl Client {
         };
         let mut peer = None;
         let info = self.client.get_connection_info();
-        let (stream, limit) = Bounded::new(stream::open(info, tls, &mut peer).await?);
+        let (stream, limit) = Bounded::new(stream::open(info, tls, &mut peer, self.timeout).await?);
         let peers = &mut self.peers.lock().0;
         peers.retain(|(_, limit)| limit.is_used());
         peers.extend(peer.map(|peer| (peer, limit.clone())));
@@ -345,7 +345,7 @@ const NO_TLS: &str =
 
 /// The errors of which more can be said than the server says: a code, or words of the error; whether it passes by
 /// itself (a server that starts, fails over or runs a long script); what it means, and what to do about it.
-const KNOWN: [(&str, bool, &str); 31] = [
+const KNOWN: [(&str, bool, &str); 32] = [
     ("OOM", true, FULL),
     ("MISCONF", true, UNSAVED),
     (
@@ -429,6 +429,7 @@ const KNOWN: [(&str, bool, &str); 31] = [
     ),
     ("corrupt message", true, NO_TLS),
     ("InvalidContentType", true, NO_TLS),
+    (stream::NO_HANDSHAKE, true, NO_TLS),
 ];
 
 fn known(code: Option<&str>, reason: &str) -> Option<&'static (&'static str, bool, &'static str)> {

@@ -260,6 +260,11 @@ fn tls_is_spoken_with_servers_of_the_given_authority_only() {
     // Not a TLS client at all.
     let e = site.failure(&format!("url = \"redis://localhost:{port}\""));
     assert!(e.contains(&format!("localhost:{port}")), "{e}");
+    // A server without TLS answers nothing.
+    let plain = free_port();
+    let _plain = RedisServer::start_with(&["--port", &plain.to_string()]);
+    let e = site.failure(&format!("url = \"rediss://localhost:{plain}\""));
+    assert!(e.contains("does not speak TLS"), "{e}");
     // A file that cannot be read or used as a certificate is named.
     site.file("junk.pem", "junk");
     let lines = format!("{url}\ntls = {{ ca = \"junk.pem\" }}");

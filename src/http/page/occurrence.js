@@ -29,7 +29,7 @@ function Attempt({ r, several, shown, pick }) {
         />`}${r.attempt > 0 && r.trigger !== 'schedule' && `, ${cause(r.trigger)}`}
       ${r.error && html`: <${Txt}>${r.error}<//>`}${r.left_processes > 0
         && `; soloist ended ${many(r.left_processes, 'process', 'processes')} that it left in the background`}${r.by
-        && html`; asked for by <${Txt}>${r.by}<//>`}${r.count > 1
+        && html`; ${r.outcome === 'cancelled' ? 'cancelled' : 'asked for'} by <${Txt}>${r.by}<//>`}${r.count > 1
         && `; this record stands for ${r.count} occurrences`}</span>
     <span class="num nw t2">${end && `${end} · `}${r.outcome === 'running' ? html`<${Since} t=${ms(r.started_at)} />`
       : r.duration_ms != null ? took(r.duration_ms) : ''}</span></li>`;

@@ -1,6 +1,6 @@
 //! Streams to a Redis server: over TCP, TLS, or a Unix socket.
 
-use std::{io, net::IpAddr, pin::Pin};
+use std::{io, net::IpAddr, pin::Pin, time::Duration};
 
 use futures_util::future::select_ok;
 use redis::{ConnectionAddr, ConnectionInfo, aio::AsyncStream, io::tcp::socket2::SockRef};
@@ -16,6 +16,9 @@ use {
 
 use crate::config;
 
+/// Of a server that does not answer the begin of TLS.
+pub(super) const NO_HANDSHAKE: &str = "no answer to the begin of TLS";
+
 pub(super) type Peer = Option<IpAddr>;
 pub(super) type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
 
@@ -28,7 +31,7 @@ pub(super) struct Certificates {
     own: Option<(Vec<CertificateDer<'static>>, Arc<PrivateKeyDer<'static>>)>,
 }
 
-/// `peer` gets the address that it leads to, if it has one.
+/// `peer` gets the address that it leads to, if it has one; `limit` is how long TLS may take to begin.
 ///
 /// # Errors
 /// No address of the server can be reached, or its certificate is not trusted.
@@ -36,12 +39,13 @@ pub(super) async fn open(
     info: &ConnectionInfo,
     tls: &Certificates,
     peer: &mut Peer,
+    limit: Duration,
 ) -> io::Result<Stream> {
     Ok(match info.addr() {
         ConnectionAddr::Unix(path) => Box::pin(UnixStream::connect(path).await?),
         ConnectionAddr::Tcp(host, port) => Box::pin(tcp(info, (host, *port), peer).await?),
         ConnectionAddr::TcpTls { host, port, .. } => {
-            tls.over(tcp(info, (host, *port), peer).await?, host)
+            tls.over(tcp(info, (host, *port), peer).await?, host, limit)
                 .await?
         }
         _ => return Err(io::ErrorKind::Unsupported.into()),
@@ -73,7 +77,7 @@ impl Certificates {
         Ok(Self::default())
     }
 
-    async fn over(&self, _: TcpStream, _: &str) -> io::Result<Stream> {
+    async fn over(&self, _: TcpStream, _: &str, _: Duration) -> io::Result<Stream> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
@@ -126,10 +130,13 @@ impl Certificates {
         .map_err(io::Error::other)
     }
 
-    async fn over(&self, stream: TcpStream, host: &str) -> io::Result<Stream> {
+    async fn over(&self, stream: TcpStream, host: &str, limit: Duration) -> io::Result<Stream> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let connector = tokio_rustls::TlsConnector::from(Arc::new(self.client()?));
-        Ok(Box::pin(connector.connect(name, stream).await?))
+        let connected = tokio::time::timeout(limit, connector.connect(name, stream)).await;
+        // A server without TLS waits for the end of what it takes for a command.
+        let silent = || io::Error::new(io::ErrorKind::TimedOut, NO_HANDSHAKE);
+        Ok(Box::pin(connected.map_err(|_| silent())??))
     }
 }
 
