@@ -162,10 +162,16 @@ fn many_runs_one_after_another_leave_nothing_behind() {
     std::thread::sleep(std::time::Duration::from_secs(test_seconds()));
     switch(&mut fleet, false);
     // A guard of an instant right before the reload may still come and go.
+    let mut last = None;
     wait_until("nothing is held beyond that of before", GENEROUS, || {
         let now = held(daemon, &cgroup.0, tmp.path());
+        // A failure shows it.
+        if last.replace(now.clone()).as_ref() != Some(&now) {
+            println!("before: {before:?}; now: {now:?}");
+        }
         // Connections to the store stay open: the pool has at most so many.
-        now.0 <= before.0 + 8 && now.1.len() == 1 && (now.2, now.3) == (before.2, before.3)
+        // Before, the last cgroup of a run may not have been removed yet.
+        now.0 <= before.0 + 8 && now.1.len() == 1 && now.2 <= before.2 && now.3 <= before.3
     });
     let ends = fleet.history(&name(0));
     assert!(ends.iter().all(|r| r["outcome"] != "failed"), "{ends:?}");
