@@ -154,7 +154,8 @@ fn string(document: &Value, schema: &Value, text: &str, at: &str, found: &mut Ve
         }
         return;
     }
-    if !schema["enum"].is_null() {
+    // A reason for people may be a single word.
+    if !schema["enum"].is_null() || at.ends_with(".attention") {
         return;
     }
     for (format, is) in &formats[..3] {
