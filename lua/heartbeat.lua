@@ -2,7 +2,8 @@
 -- epoch of the store.
 --
 -- KEYS[1]  instances  <ns>:instances   hash: instance -> JSON {seen, ...}
--- KEYS[2]  drains     <ns>:drains      hash: instance -> 1, or since when (ms) the store has no entry of it
+-- KEYS[2]  drains     <ns>:drains      hash: instance -> a number, and who asked last: 1, it drains; 0, it does no
+--                     longer; or since when (ms) it drains and the store has no entry of it
 -- KEYS[3]  epoch      <ns>:epoch       hash: incarnation, id, born (ms), quarantine (ms), open (0 or 1)
 -- KEYS[4]  jobs       <ns>:jobs        only read: it is there if the store holds a fleet's data
 -- ARGV[1]  instance   empty: only read
@@ -18,7 +19,7 @@
 -- hold a lease from before it that it did not reclaim. Instances adopt new jobs only in an open epoch.
 --
 -- Returns  {now_us, incarnation, id, born, quarantine, open, instances, drains, before}
---          instances as HGETALL returns them, drains too, but with a number as each value; before: the previous
+--          instances as HGETALL returns them, drains too; before: the previous
 --          entry of this instance, or empty
 local function decoded(text)
   local well, info = pcall(cjson.decode, text)
@@ -85,14 +86,18 @@ if bytes > FLEET_MOST then return too_large(KEYS[1], bytes .. ' bytes') end
 local drains, kept = redis.call('HGETALL', KEYS[2]), {}
 bytes = 0
 for i = 1, #drains, 2 do
-  local known, since = redis.call('HGET', KEYS[1], drains[i]) ~= false, tonumber(drains[i + 1]) or 1
-  if not known and since > 1 and since < now - FORGET_INSTANCE then
+  local since, by = string.match(drains[i + 1], '^(%d+)(.*)$')
+  local known = redis.call('HGET', KEYS[1], drains[i]) ~= false
+  since, by = tonumber(since) or 1, by or ''
+  if not known and since ~= 1 and since < now - FORGET_INSTANCE then
     redis.call('HDEL', KEYS[2], drains[i])
   else
-    if known ~= (since == 1) then redis.call('HSET', KEYS[2], drains[i], known and 1 or int(now)) end
+    if since ~= 0 and known ~= (since == 1) then
+      redis.call('HSET', KEYS[2], drains[i], (known and 1 or int(now)) .. by)
+    end
     kept[#kept + 1] = drains[i]
-    kept[#kept + 1] = int(since)
-    bytes = bytes + #drains[i]
+    kept[#kept + 1] = int(since) .. by
+    bytes = bytes + #drains[i] + #by
   end
 end
 if bytes > FLEET_MOST then return too_large(KEYS[2], bytes .. ' bytes') end

@@ -3,7 +3,7 @@
 -- The last argument of every script is the time (ms) that the caller believes the server's clock to show, or empty.
 --
 -- The state of a job is a hash without expiry. Its fields, as in `State` in src/logic/claim/state.rs (absent: empty):
---   incarnation schedule definition lost_why skip_by resumed_by   strings (the second and third are digests)
+--   incarnation schedule definition lost_why skip_by resumed_by rewound_by   strings (the second and third are digests)
 --   since newest lost_before lost_until resumed skip_at off last_to skip   integers; all but `skip` are milliseconds
 --   open triggers triggered early   JSON arrays      last lapsed pause   JSON objects      waiting first_wait   1
 --   `last_to` repeats last.to, so that most claims need not decode `last`.

@@ -10,7 +10,7 @@ use crate::{
     clock::Boottime,
     config::{Job, StoreRetry, nearest},
     logic::{
-        claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY},
+        claim::{Control, Controlled, KEYS_KEPT_MS, KEYS_MOST, OWN_KEY, visible},
         schedule::next_of,
     },
     model::{InstanceId, JobName, Occurrence, RunId},
@@ -115,8 +115,18 @@ impl<'a> Asker<'a> {
         }
     }
 
-    pub(crate) async fn drain(self, instance: &'a InstanceId, on: bool) -> Result<(), Refusal> {
-        self.ask(|| self.store.drain(instance, on)).await
+    pub(crate) async fn drain(
+        self,
+        instance: &'a InstanceId,
+        on: bool,
+        by: &str,
+    ) -> Result<(), Refusal> {
+        let by = &visible(by);
+        self.ask(|| {
+            let by = by.clone();
+            Box::pin(async move { self.store.drain(instance, on, &by).await })
+        })
+        .await
     }
 
     /// `own`: the key is new, so that it can only be known from the same request.
@@ -521,6 +531,7 @@ mod tests {
                 open: true,
                 instances: instances.iter().map(named).collect(),
                 drains: drains.iter().map(|name| InstanceId::new(name)).collect(),
+                drained_by: Default::default(),
             };
             who(&fleet, Clock::of(&fleet, NOW), config)
         };

@@ -834,6 +834,7 @@ fn texts(said: &Json) -> Vec<String> {
         open: said["open"].as_bool().unwrap_or(true),
         instances: instances.collect(),
         drains: all(&said["drains"]),
+        drained_by: Default::default(),
     };
     let (mut states, mut unreadable) = (HashMap::new(), HashMap::new());
     for (job, st) in object("states") {

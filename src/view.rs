@@ -457,6 +457,8 @@ pub(crate) struct InstanceView {
     pub running: Vec<RunningView>,
     /// It was asked to drain, or it is draining.
     pub draining: bool,
+    /// Who last asked it to drain, or no longer to drain.
+    pub drained_by: Option<String>,
     /// Why it starts nothing, otherwise than because it drains or does not believe the store's clock.
     pub halted: Option<String>,
 }
@@ -1031,6 +1033,9 @@ pub(crate) fn instances<'s>(
                 })
                 .collect(),
             draining: fleet.is_draining(id, info),
+            // Nobody asks an instance that stops.
+            drained_by: (fleet.drained_by.get(id).cloned())
+                .filter(|_| fleet.drains.contains(id) == fleet.is_draining(id, info)),
             halted: info.halted.clone(),
         })
         .collect()
@@ -1120,6 +1125,7 @@ mod tests {
             open: false,
             instances: BTreeMap::new(),
             drains: vec![],
+            drained_by: Default::default(),
         };
         let wait = |fleet: &Fleet| epoch(fleet, 200_000).wait_ms;
         assert_eq!(wait(&fleet), None, "nobody waits");
@@ -1155,6 +1161,7 @@ mod tests {
                     .map(|(id, at)| (InstanceId::new(id), info(*at)))
                     .collect(),
                 drains: drains.iter().map(|id| InstanceId::new(id)).collect(),
+                drained_by: Default::default(),
             };
             epoch(&fleet, 200_000).words
         };

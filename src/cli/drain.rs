@@ -40,7 +40,7 @@ pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit,
         &crate::store::host(),
         clock,
     )?;
-    let asked = ctx.asker().drain(&id, on).await;
+    let asked = ctx.asker().drain(&id, on, &acts::me()).await;
     asked.map_err(|r| ctx.refused(r))?;
     let info = fleet.instances.get(&id);
     let answer = Answer {

@@ -236,6 +236,10 @@ fn instance_note(i: &InstanceView) -> String {
     if i.draining {
         notes.push("draining");
     }
+    let by = i.drained_by.iter().filter(|_| i.draining);
+    let by = by.map(|by| format!("asked by {}", crate::words::line(by)));
+    let by: Vec<String> = by.collect();
+    notes.extend(by.iter().map(String::as_str));
     if i.clock_warning {
         notes.push("wrong clock");
     }
@@ -488,6 +492,7 @@ mod tests {
             let instances = ["a", "b"].map(|id| (InstanceId::new(id), info(NOW, "aaaaaaaa", 0.0)));
             let fleet = Fleet {
                 drains: drains.iter().map(|id| InstanceId::new(id)).collect(),
+                drained_by: Default::default(),
                 ..Fleet::of(instances)
             };
             let s = view::status(&config, "x", &fleet, &HashMap::new(), NOW, "i");
@@ -579,6 +584,7 @@ mod tests {
                 ),
             ]),
             drains: vec![InstanceId::new("web-2")],
+            drained_by: Default::default(),
         };
         let view = view::status(&config, "redis://host:6379/0", &fleet, &states, NOW, "i");
         let text = anstream::adapter::strip_str(&render(&view)).to_string();

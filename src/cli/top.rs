@@ -295,7 +295,7 @@ async fn perform(ctx: &Context, act: Act) -> Result<String, Failure> {
             })
         }
         Act::Drain(id, on) => {
-            asker.drain(&id, on).await.map_err(refused)?;
+            asker.drain(&id, on, &by).await.map_err(refused)?;
             let info = fleet.instances.get(&id);
             let running: Vec<_> =
                 info.map_or(vec![], |i| i.running.iter().map(|(job, _)| job).collect());

@@ -81,6 +81,8 @@ pub(super) struct FleetTask {
     outages: VecDeque<Outage>,
     warned: Throttle,
     drain: Drain,
+    /// Who asked last.
+    drained_by: String,
     /// The live instances.
     here: Vec<InstanceId>,
     /// The configuration of this instance.
@@ -135,6 +137,7 @@ impl FleetTask {
             outages: VecDeque::new(),
             warned: Throttle::default(),
             drain: Drain::No,
+            drained_by: String::new(),
             here: vec![],
             config: String::new(),
             mark_at: None,
@@ -164,7 +167,10 @@ impl FleetTask {
                 self.give_drain_back().await;
                 let left = match self.epoch.known().cloned() {
                     Some(epoch) if self.is_reliable(&epoch.incarnation).await => {
-                        self.mark().await;
+                        // Before that nobody who has a job could contradict.
+                        if epoch.open {
+                            self.mark().await;
+                        }
                         self.register(&epoch).await
                     }
                     _ => Ok(0),
@@ -228,7 +234,7 @@ impl FleetTask {
             return;
         }
         match (self.contender.store)
-            .drain(&self.contender.me.instance, true)
+            .drain(&self.contender.me.instance, true, &self.drained_by)
             .await
         {
             Ok(_) => self.drain.given_back(),
@@ -524,8 +530,6 @@ impl FleetTask {
             EpochChange::Replaced => {
                 warn!(epoch = %incarnation, "{}", self.wait(fleet, now, false));
                 self.contender.resync();
-                // Until then nobody who has a job could contradict.
-                self.mark_at = None;
             }
             EpochChange::Opened => {
                 self.mark_at = Some(AT_ONCE);
@@ -597,13 +601,17 @@ impl FleetTask {
         self.here = here;
         let drained = self.drain.is_on();
         let shown = fleet.drains.contains(&contender.me.instance);
+        if let Some(by) = fleet.drained_by.get(&contender.me.instance) {
+            self.drained_by.clone_from(by);
+        }
         self.drain.learn(shown, change == EpochChange::Replaced);
         let drain = self.drain.is_on();
         if drain != drained {
             contender.set_draining(drain);
             info!(
                 drain,
-                "somebody asked this instance to {}",
+                by = self.drained_by,
+                "this instance was asked to {}",
                 if drain {
                     "drain: it claims nothing more"
                 } else {
@@ -698,6 +706,7 @@ mod tests {
                 .into_iter()
                 .collect(),
             drains: vec![],
+            drained_by: Default::default(),
         };
         let me = InstanceId::new("me");
         // The store is an hour ahead: of what was believed, or, to one that has just started, of its host's clock.

@@ -1440,6 +1440,7 @@ mod tests {
                 open: true,
                 instances: knows.chars().map(|c| (id(c), info())).collect(),
                 drains: vec![],
+                drained_by: Default::default(),
             };
             inner.beats(Pulse {
                 fleet: Some(answer(fleet, now)),
@@ -1528,6 +1529,7 @@ mod tests {
                 open,
                 instances: BTreeMap::from([(own(), info)]),
                 drains: vec![],
+                drained_by: Default::default(),
             };
             let before = inner.ring.latest();
             inner.beats(Pulse {

@@ -581,14 +581,14 @@ async fn set_drain(
             ..problem
         }
     })?;
-    told(caller, if on { "drain" } else { "undrain" }, &id);
+    let by = told(caller, if on { "drain" } else { "undrain" }, &id);
     let (store, retry, asked) = (app.store.clone(), app.retry.clone(), id.clone());
     let act = async move {
         let asker = Asker {
             store: &*store,
             retry: &retry,
         };
-        asker.drain(&asked, on).await
+        asker.drain(&asked, on, &by).await
     };
     app.act(act).await?;
     let running = fleet.value.instances.get(&id).map(|i| i.running.iter());

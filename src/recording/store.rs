@@ -216,8 +216,8 @@ impl Store for RecordingStore {
         }
         self.inner.leave(instance, process).await
     }
-    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
-        self.inner.drain(instance, on).await
+    async fn drain(&self, instance: &InstanceId, on: bool, by: &str) -> Result<(), Error> {
+        self.inner.drain(instance, on, by).await
     }
     async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
         self.inner.notices(all).await

@@ -195,6 +195,8 @@ pub struct Fleet {
     pub instances: BTreeMap<InstanceId, Info>,
     /// The instances that `soloist drain` told to drain.
     pub drains: Vec<InstanceId>,
+    /// Who last asked an instance to drain, or no longer to drain.
+    pub drained_by: BTreeMap<InstanceId, String>,
 }
 
 #[cfg(test)]
@@ -209,6 +211,7 @@ impl Fleet {
             open: true,
             instances: instances.into_iter().collect(),
             drains: vec![],
+            drained_by: BTreeMap::new(),
         }
     }
 }
@@ -386,8 +389,8 @@ pub trait Store: Send + Sync + 'static {
     /// Removes the entry of an instance that ends, and its drain. `process` is that of [`Info`]: the entry of another
     /// process of the same name stays.
     async fn leave(&self, instance: &InstanceId, process: u32) -> Result<(), Error>;
-    /// Tells an instance to drain (`on`), or no longer to drain.
-    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error>;
+    /// Tells an instance to drain (`on`), or no longer to drain. `by`: who asks.
+    async fn drain(&self, instance: &InstanceId, on: bool, by: &str) -> Result<(), Error>;
 
     /// Adds to the decisions of jobs. A repeated request adds them again.
     async fn journal(&self, decisions: &[Decision]) -> Result<(), Error>;

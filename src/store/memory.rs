@@ -52,6 +52,7 @@ struct Data {
     output: HashMap<RunId, (Extent, BTreeMap<u64, Vec<u8>>)>,
     instances: BTreeMap<InstanceId, Info>,
     drains: Vec<InstanceId>,
+    drained_by: BTreeMap<InstanceId, String>,
     notices: Notices,
     /// Of the request that is being served: the states around its decisions.
     around: Vec<Around>,
@@ -91,6 +92,7 @@ impl MemoryStore {
                 output: HashMap::new(),
                 instances: BTreeMap::new(),
                 drains: vec![],
+                drained_by: BTreeMap::new(),
                 notices: Notices::default(),
                 around: vec![],
                 changed: vec![],
@@ -123,6 +125,7 @@ impl MemoryStore {
             d.output.clear();
             d.instances.clear();
             d.drains.clear();
+            d.drained_by.clear();
             d.notices = Notices::default();
             d.epoch = None;
         }
@@ -321,6 +324,7 @@ impl Store for MemoryStore {
                 open: epoch.open,
                 instances: d.instances.clone(),
                 drains: d.drains.clone(),
+                drained_by: d.drained_by.clone(),
             }
         }))
     }
@@ -332,12 +336,14 @@ impl Store for MemoryStore {
         {
             d.instances.remove(instance);
             d.drains.retain(|i| i != instance);
+            d.drained_by.remove(instance);
         }
         Ok(())
     }
-    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
+    async fn drain(&self, instance: &InstanceId, on: bool, by: &str) -> Result<(), Error> {
         self.reply(|d, _, _, effects| {
             d.drains.retain(|i| i != instance);
+            d.drained_by.insert(instance.clone(), by.to_owned());
             if on {
                 d.drains.push(instance.clone());
             }

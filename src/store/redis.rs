@@ -754,13 +754,11 @@ impl Store for RedisStore {
             .map(drop)
     }
 
-    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
+    async fn drain(&self, instance: &InstanceId, on: bool, by: &str) -> Result<(), Error> {
         let mut p = redis::pipe();
-        if on {
-            p.hset(self.global("drains"), instance.as_str(), 1).ignore();
-        } else {
-            p.hdel(self.global("drains"), instance.as_str()).ignore();
-        }
+        let asked = format!("{} {by}", u8::from(on));
+        p.hset(self.global("drains"), instance.as_str(), asked)
+            .ignore();
         p.publish(&self.channel, to_json(&Event::Drain)).ignore();
         self.pipe(&p, &[self.global("drains")]).await
     }

@@ -635,6 +635,7 @@ impl Store for SqliteStore {
             )?;
             if own > 0 {
                 s.execute("DELETE FROM drains WHERE instance = ?1", &[&id])?;
+                s.execute("DELETE FROM drained_by WHERE instance = ?1", &[&id])?;
             }
             Ok(())
         })
@@ -642,10 +643,11 @@ impl Store for SqliteStore {
         .map(drop)
     }
 
-    async fn drain(&self, instance: &InstanceId, on: bool) -> Result<(), Error> {
-        let instance = instance.clone();
+    async fn drain(&self, instance: &InstanceId, on: bool, by: &str) -> Result<(), Error> {
+        let (instance, by) = (instance.clone(), by.to_owned());
         self.write(move |s| {
             let id = instance.as_str();
+            s.execute("INSERT OR REPLACE INTO drained_by (instance, by) VALUES (?1, ?2)", &[&id, &by])?;
             if on {
                 s.execute(
                     "INSERT INTO drains (instance, at) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET at = ?2",

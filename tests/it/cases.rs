@@ -68,7 +68,7 @@ async fn ask_all(
     let nobody = soloist::model::InstanceId::new("nobody");
     loop {
         store
-            .drain(&nobody, false)
+            .drain(&nobody, false, "")
             .await
             .expect("the store answers");
         let heard = tokio::time::timeout(Duration::from_millis(100), events.recv());

@@ -433,7 +433,7 @@ async fn listen(s: &dyn Store) -> broadcast::Receiver<Event> {
     let mut events = s.events();
     let nobody = InstanceId::new("nobody");
     until_received(&mut events, &Event::Drain, || async {
-        s.drain(&nobody, false).await.unwrap();
+        s.drain(&nobody, false, "").await.unwrap();
     })
     .await;
     events
@@ -2439,17 +2439,17 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
     );
 
     let other = bed.store();
-    other.drain(&a, true).await.unwrap();
-    other.drain(&a, true).await.unwrap();
-    other.drain(&b, true).await.unwrap();
-    let mut drains = s.heartbeat(None).await.unwrap().value.drains;
-    drains.sort();
-    assert_eq!(drains, [a.clone(), b.clone()]);
-    other.drain(&a, false).await.unwrap();
-    assert_eq!(
-        s.heartbeat(None).await.unwrap().value.drains,
-        std::slice::from_ref(&b)
-    );
+    other.drain(&a, true, "alice@web-1").await.unwrap();
+    other.drain(&a, true, "alice@web-1").await.unwrap();
+    other.drain(&b, true, "bob").await.unwrap();
+    let mut f = s.heartbeat(None).await.unwrap().value;
+    f.drains.sort();
+    assert_eq!(f.drains, [a.clone(), b.clone()]);
+    assert_eq!(f.drained_by[&a], "alice@web-1");
+    other.drain(&a, false, "carol ü").await.unwrap();
+    let f = s.heartbeat(None).await.unwrap().value;
+    assert_eq!(f.drains, std::slice::from_ref(&b));
+    assert_eq!((&*f.drained_by[&a], &*f.drained_by[&b]), ("carol ü", "bob"));
     // Another process of the same name.
     s.leave(&b, 2).await.unwrap();
     assert_eq!(s.heartbeat(None).await.unwrap().value.instances.len(), 2);
@@ -2459,6 +2459,7 @@ async fn the_fleet_knows_its_instances(bed: Bed) {
     let f = other.heartbeat(None).await.unwrap().value;
     assert_eq!(f.instances.keys().collect::<Vec<_>>(), [&a]);
     assert!(f.drains.is_empty() && f.open);
+    assert_eq!(f.drained_by.keys().collect::<Vec<_>>(), [&a]);
 }
 
 async fn decisions_are_kept_newest_first(bed: Bed) {
@@ -3587,7 +3588,7 @@ async fn redis_forgets_what_is_no_state_after_its_time() {
         open: None,
     };
     s.heartbeat(Some(&beat)).await.unwrap();
-    s.drain(&InstanceId::new("a"), true).await.unwrap();
+    s.drain(&InstanceId::new("a"), true, "alice").await.unwrap();
     s.heartbeat(Some(&beat)).await.unwrap();
     let keys = [
         ("{backup}:history".to_owned(), store::RECORDS_TTL),
@@ -3634,7 +3635,7 @@ async fn redis_keeps_a_drain_as_long_as_its_instance() {
     };
     let drained = std::slice::from_ref(&a);
     beat(&a).await;
-    s.drain(&a, true).await.unwrap();
+    s.drain(&a, true, "alice@web-1").await.unwrap();
     assert_eq!(beat(&b).await, drained);
     // As by a server's clock that was ahead for a moment: all instances look as if they had been silent for long.
     let server = server(&mut bed);
@@ -3644,11 +3645,12 @@ async fn redis_keeps_a_drain_as_long_as_its_instance() {
         assert_eq!(beat(&a).await, drained);
     }
     let since: String = server.command(&["HGET", "soloist:drains", "a"]);
-    assert_eq!(since, "1", "it lives");
+    assert_eq!(since, "1 alice@web-1", "it lives");
     // The instance does not come back.
     server.command::<()>(&["HDEL", "soloist:instances", "a"]);
     assert_eq!(beat(&b).await, drained);
-    let since: i64 = server.command(&["HGET", "soloist:drains", "a"]);
+    let since: String = server.command(&["HGET", "soloist:drains", "a"]);
+    let since: i64 = since.strip_suffix(" alice@web-1").unwrap().parse().unwrap();
     let long_ago = (since - store::FORGET_INSTANCE.as_millis() as i64 - 1000).to_string();
     server.command::<()>(&["HSET", "soloist:drains", "a", &long_ago]);
     assert_eq!(beat(&b).await, []);

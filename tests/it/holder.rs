@@ -149,8 +149,8 @@ impl Store for Line {
     async fn leave(&self, i: &InstanceId, process: u32) -> Result<(), Error> {
         self.store.leave(i, process).await
     }
-    async fn drain(&self, i: &InstanceId, on: bool) -> Result<(), Error> {
-        self.store.drain(i, on).await
+    async fn drain(&self, i: &InstanceId, on: bool, by: &str) -> Result<(), Error> {
+        self.store.drain(i, on, by).await
     }
     async fn notices(&self, all: bool) -> Result<Reply<soloist::store::Notices>, Error> {
         self.store.notices(all).await

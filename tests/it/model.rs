@@ -397,7 +397,7 @@ async fn until_received(store: &dyn Store, events: &mut broadcast::Receiver<Even
         // Events from earlier tries prove nothing.
         while events.try_recv().is_ok() {}
         // A restart broke the connection: the first try finds that out.
-        let _ = store.drain(&nobody, false).await;
+        let _ = store.drain(&nobody, false, "").await;
         let drain = async { while !matches!(events.recv().await, Ok(Event::Drain)) {} };
         let received = tokio::time::timeout(Duration::from_millis(100), drain);
         if received.await.is_ok() {

@@ -245,7 +245,7 @@ async fn a_drain_lasts_as_long_as_its_instance() {
     let a = InstanceId::new("a");
     sweep(&path, "a").await;
     let store = SqliteStore::open(&path).unwrap();
-    store.drain(&a, true).await.unwrap();
+    store.drain(&a, true, "alice@web-1").await.unwrap();
     by_hand("UPDATE drains SET at = 1");
     assert_eq!(sweep(&path, "b").await.drains, std::slice::from_ref(&a));
     // A clock was ahead for a moment: the instance lives, but looks as if it had been silent for long.
@@ -287,7 +287,10 @@ async fn what_is_old_is_removed() {
     };
     store.journal(&[decision]).await.unwrap();
     sweep(&path, "a").await;
-    store.drain(&InstanceId::new("nobody"), true).await.unwrap();
+    store
+        .drain(&InstanceId::new("nobody"), true, "")
+        .await
+        .unwrap();
     let db = Connection::open(&path).unwrap();
     let count = |table: &str| -> i64 {
         db.query_row(&format!("SELECT count(*) FROM {table}"), [], |r| r.get(0))

@@ -185,6 +185,16 @@ pub(super) fn states(
         };
         fed.push(("paused", feed));
     }
+    if same_data && after.newest < before.newest {
+        let by = after.rewound_by.clone();
+        fed.push((
+            "rewound",
+            Feed {
+                by,
+                ..Feed::default()
+            },
+        ));
+    }
     if new(after.skip_at) {
         let feed = Feed {
             count: Some(u64::from(after.skip)),
@@ -283,7 +293,12 @@ pub(super) fn instances(before: &[InstanceView], after: &[InstanceView]) -> Fed 
         }
         if i.draining != b.draining {
             let kind = if i.draining { "draining" } else { "undrained" };
-            tell(kind, None);
+            let feed = Feed {
+                instance: Some(i.instance.clone()),
+                by: i.drained_by.clone(),
+                ..Feed::default()
+            };
+            fed.push((kind, feed));
         }
         if i.config != b.config {
             let feed = Feed {
@@ -420,6 +435,11 @@ mod tests {
             let all = seen(&[&of("a"), &first, &State::default(), &again]);
             assert_eq!(all, [vec![kind], vec![], vec![]]);
         }
+        let ahead = State {
+            newest: 900,
+            ..of("a")
+        };
+        assert_eq!(seen(&[&ahead, &of("a")]), [["rewound"]]);
         let runs = open(None, None);
         assert_eq!(
             seen(&[&of("a"), &runs, &State::default(), &runs]),

@@ -31,6 +31,7 @@ const KINDS = {
   paused: [() => 'paused', 'acts', (e) => html`paused${e.until ? ` until ${when(ms(e.until), now())}`
     : ''}${because(e)}`],
   resumed: [() => 'play', 'acts', () => 'resumed'],
+  rewound: [() => 'play', 'acts', () => 'counts nothing in the future as decided any more'],
   skip: [() => 'skipped', 'acts', (e) => (e.count ? `will skip the next ${e.count === 1 ? 'occurrence'
     : `${e.count} occurrences`}` : 'will skip nothing')],
   cancelled: [() => 'cancelled', 'acts', () => 'asked to end'],

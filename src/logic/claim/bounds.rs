@@ -1364,7 +1364,8 @@ fn what_ran_up_to_now_is_not_early() {
     });
     let what = Control::Rewind {
         ran: [T - 1, T, T + 1].map(Occurrence).to_vec(),
-    };
+    }
+    .by("alice");
     let mut effects = Effects::default();
     assert_eq!(
         control(&mut state, &job(), &what, T * 1000, &mut effects),
@@ -1372,6 +1373,7 @@ fn what_ran_up_to_now_is_not_early() {
     );
     let st = state.expect("a state");
     assert_eq!((st.newest, st.early), (T, vec![Occurrence(T + 1)]));
+    assert_eq!(st.rewound_by.as_deref(), Some("alice"));
 }
 
 fn used(key: &str, at: i64) -> Triggered {

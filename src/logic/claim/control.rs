@@ -41,9 +41,14 @@ pub enum Control {
 
 impl Control {
     pub fn by(self, who: &str) -> Self {
-        let visible = who.chars().filter(|c| !c.is_control());
-        Self::By(visible.take(100).collect(), Box::new(self))
+        Self::By(visible(who), Box::new(self))
     }
+}
+
+/// The name of who asks, as it is kept.
+pub fn visible(who: &str) -> String {
+    let visible = who.chars().filter(|c| !c.is_control());
+    visible.take(100).collect()
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +113,10 @@ pub fn control(
             effects.events.push(Event::Controlled { job: job.clone() });
             Controlled::Done
         }
-        Control::Rewind { ran } => rewind(st, job, ran, now, effects),
+        Control::Rewind { ran } => {
+            st.rewound_by = by;
+            rewind(st, job, ran, now, effects)
+        }
         Control::Cancel => cancel(st, job, by, effects),
         Control::Trigger { key } => trigger(st, job, key, by, now, effects),
         Control::By(..) => Controlled::Nothing,

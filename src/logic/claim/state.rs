@@ -123,6 +123,9 @@ pub struct State {
     /// Who ended a pause last, or wanted to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resumed_by: Option<String>,
+    /// Who put the watermark back last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rewound_by: Option<String>,
 }
 
 /// How long the key of a trigger is remembered after it was decided, by the store's clock, in ms: 7 days.

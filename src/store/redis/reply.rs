@@ -211,6 +211,17 @@ pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
             instances.insert(InstanceId::new(&id), info);
         }
     }
+    let (mut drains, mut drained_by) = (vec![], BTreeMap::new());
+    for (id, asked) in named(at(rest, 5))? {
+        let (id, asked) = (InstanceId::new(&id), String::from_utf8_lossy(&asked));
+        let (since, by) = asked.split_once(' ').unwrap_or((&asked, ""));
+        if since != "0" {
+            drains.push(id.clone());
+        }
+        if !by.is_empty() {
+            drained_by.insert(id, by.to_owned());
+        }
+    }
     let epoch = |field: &'static str| {
         move |e: String| {
             format!("field `{field}` of the key `<namespace>:epoch`: {e}; delete that key")
@@ -223,10 +234,8 @@ pub(crate) fn fleet(rest: &[Value]) -> Result<Fleet, String> {
         quarantine: Duration::from_millis(ms(at(rest, 2)).map_err(epoch("quarantine"))? as u64),
         open: read::<i64>(at(rest, 3)).map_err(epoch("open"))? == 1,
         instances,
-        drains: named(at(rest, 5))?
-            .into_iter()
-            .map(|(id, _)| InstanceId::new(&id))
-            .collect(),
+        drains,
+        drained_by,
     })
 }
 

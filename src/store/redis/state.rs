@@ -49,6 +49,7 @@ pub(crate) fn decode(fields: &Fields) -> Result<Option<State>, String> {
             "triggered" => st.triggered = json(name, v)?,
             "waiting" => st.waiting = true,
             "skip_by" => st.skip_by = Some(v.clone()),
+            "rewound_by" => st.rewound_by = Some(v.clone()),
             "resumed_by" => st.resumed_by = Some(v.clone()),
             // `last_to` repeats last.to. A newer version wrote any other field.
             _ => {}
@@ -111,7 +112,11 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     if st.waiting {
         f.insert("waiting", "1".to_owned());
     }
-    let by = [("skip_by", &st.skip_by), ("resumed_by", &st.resumed_by)];
+    let by = [
+        ("skip_by", &st.skip_by),
+        ("resumed_by", &st.resumed_by),
+        ("rewound_by", &st.rewound_by),
+    ];
     let by = by
         .into_iter()
         .filter_map(|(name, by)| Some((name, by.clone()?)));
@@ -119,7 +124,7 @@ fn encode(st: &State) -> BTreeMap<&'static str, String> {
     f
 }
 
-const KNOWN: [&str; 24] = [
+const KNOWN: [&str; 25] = [
     "lost_before",
     "lost_until",
     "lost_why",
@@ -144,6 +149,7 @@ const KNOWN: [&str; 24] = [
     "waiting",
     "skip_by",
     "resumed_by",
+    "rewound_by",
 ];
 
 /// The fields to set (names and values in turn) and the fields to remove, so that the hash `was` becomes `now`.

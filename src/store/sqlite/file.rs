@@ -59,6 +59,11 @@ pub(super) const NOTICES: &str = "
 CREATE TABLE IF NOT EXISTS notices (name TEXT PRIMARY KEY, note TEXT NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
+/// Who last asked an instance to drain, or no longer to drain. Files from versions without it get it too.
+pub(super) const DRAINED_BY: &str = "
+CREATE TABLE IF NOT EXISTS drained_by (instance TEXT PRIMARY KEY, by TEXT NOT NULL) STRICT, WITHOUT ROWID;
+";
+
 /// No value in the file is larger, and SQLite makes none that is.
 const LARGEST: i32 = 64 << 20;
 
@@ -200,6 +205,7 @@ pub(super) fn prepare(db: &Connection, now_us: i64) -> Result<(), Fault> {
     }
     tx.execute_batch(LOCKS)?;
     tx.execute_batch(NOTICES)?;
+    tx.execute_batch(DRAINED_BY)?;
     tx.commit()?;
     if version == 0 {
         // A copy of the file alone has its tables from now on.

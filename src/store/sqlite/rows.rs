@@ -171,6 +171,9 @@ pub(super) fn fleet(db: &Connection) -> Result<Fleet, Fault> {
     let mut drains = db.prepare_cached("SELECT instance FROM drains ORDER BY instance")?;
     let drains = names(drains.query([])?)?;
     let drains = drains.iter().map(|id| InstanceId::new(id)).collect();
+    let mut by = db.prepare_cached("SELECT instance, by FROM drained_by")?;
+    let by = by.query_map([], |r| Ok((r.get::<_, String>(0)?, r.get(1)?)))?;
+    let drained_by = by.map(|row| row.map(|(id, by)| (InstanceId::new(&id), by)));
     Ok(Fleet {
         // The file has one epoch: SQLite loses no data.
         id: "file".into(),
@@ -180,5 +183,6 @@ pub(super) fn fleet(db: &Connection) -> Result<Fleet, Fault> {
         open: true,
         instances,
         drains,
+        drained_by: drained_by.collect::<Result<_, _>>()?,
     })
 }

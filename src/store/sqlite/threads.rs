@@ -240,6 +240,10 @@ pub(super) fn sweep(db: &Connection, now: i64) -> rusqlite::Result<()> {
         "DELETE FROM drains WHERE at < ?1 AND instance NOT IN (SELECT instance FROM instances)",
     )?
     .execute([gone])?;
+    db.prepare_cached(
+        "DELETE FROM drained_by WHERE instance NOT IN (SELECT instance FROM instances UNION SELECT instance FROM drains)",
+    )?
+    .execute([])?;
     db.prepare_cached("DELETE FROM locks WHERE abs(until) < ?1")?
         .execute([(now - millis(FENCE_TTL)) * 1000])?;
     Ok(())

@@ -58,7 +58,7 @@ async fn hints_come_again_after_a_connection_that_died_in_silence() {
             assert!(begun.elapsed() < GENEROUS, "no hint is received");
             let id = InstanceId::new("a");
             publisher
-                .drain(&id, true)
+                .drain(&id, true, "")
                 .await
                 .expect("the server is there");
             let next = tokio::time::timeout(Duration::from_millis(20), events.recv());

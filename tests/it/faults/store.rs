@@ -542,7 +542,7 @@ fn a_pause_and_a_drain_outlive_the_stores_data() {
     fleet.said(&["pause", "work", "--reason", "the disks are moved"]);
     fleet.said(&["drain", "i2"]);
     fleet.wait_record("work", "skipped");
-    fleet.wait_log(1, "asked this instance to drain");
+    fleet.wait_log(1, "this instance was asked to drain");
     let before = fleet.trace().runs_of("work").len();
     fleet.server().flush();
     let lost = now_ms();
@@ -557,7 +557,10 @@ fn a_pause_and_a_drain_outlive_the_stores_data() {
     let by = |r: &Run| r.instance == "i2" && r.occurrence > lost;
     assert!(!fleet.trace().runs().iter().any(by), "i2 was to drain");
     let log = fleet.instances[1].log_text();
-    assert!(!log.contains("asked this instance to claim again"), "{log}");
+    assert!(
+        !log.contains("this instance was asked to claim again"),
+        "{log}"
+    );
     // The later request counts.
     fleet.said(&["resume", "work"]);
     fleet.said(&["undrain", "i2"]);

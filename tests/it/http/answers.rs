@@ -860,14 +860,17 @@ fn any_instance_shows_and_does_what_concerns_the_whole_fleet() {
     post(&one, "/api/v1/instances/i2/drain", "{}").of(200);
     for stream in &mut streams {
         let of = |kind: &'static str| move |e: &Event| e.kind == kind && e.data["instance"] == "i2";
-        stream.wait("i2 drains", of("draining"));
+        let drains = stream.wait("i2 drains", of("draining")).data;
+        assert!(over_http(&drains), "{drains}");
         stream.wait("the instances", |e| {
-            e.kind == "instances" && e.data["instances"][1]["draining"] == true
+            let i2 = &e.data["instances"][1];
+            e.kind == "instances" && i2["draining"] == true && i2["drained_by"] == drains["by"]
         });
     }
     post(&two, "/api/v1/instances/i2/undrain", "{}").of(200);
     for stream in &mut streams {
-        stream.wait("i2 claims again", |e| e.kind == "undrained");
+        let again = stream.wait("i2 claims again", |e| e.kind == "undrained");
+        assert!(over_http(&again.data), "{}", again.data);
     }
     let refused = post(&one, "/api/v1/instances/i3/drain", "{}").of(404);
     assert!(
