@@ -809,7 +809,7 @@ impl Holder {
         tail: &Tail,
     ) -> Result<Settlement, GivenUp> {
         let mut pauses = Pauses::from(SETTLE_AGAIN.0);
-        let mut warned = Throttle::default();
+        let (mut warned, mut first) = (Throttle::default(), true);
         loop {
             let told = tokio::select! {
                 biased;
@@ -822,7 +822,9 @@ impl Holder {
                     return Ok(reply.value);
                 }
                 Err(e) => {
-                    if warned.lets(Boottime::now(), WARN_AGAIN) {
+                    // The server may close a connection just as a request goes over it.
+                    let passing = std::mem::take(&mut first) && e.is_transient();
+                    if !passing && warned.lets(Boottime::now(), WARN_AGAIN) {
                         warn!(job = %g.job.name, run = %g.run.id, error = %e, "cannot record the outcome; retrying");
                     }
                     if e.is_transient() {
