@@ -176,8 +176,8 @@ struct Run {
         value_parser = instance_name
     )]
     instance: Option<String>,
-    /// Nothing of this fleet runs anywhere else, nor has it run within the longest lease: start without waiting on a
-    /// store that is new to it. Refused if the store knows an instance or a job
+    /// Skip the first-start wait on a new store; only if no other instance ran within the longest lease. Refused if the
+    /// store knows an instance or a job
     #[arg(long)]
     new_fleet: bool,
 }

@@ -412,8 +412,8 @@ impl Facts<'_> {
         }
         if at.0 <= st.since {
             return format!(
-                "It was not to run: this schedule of the job counts only since {}. Then the schedule was new, or the job \
-                came back or was enabled again.",
+                "Not run: this schedule took effect at {}: the schedule was new, or the job came back or was enabled \
+                again.",
                 words::instant(st.since)
             );
         }

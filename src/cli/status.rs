@@ -57,7 +57,7 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
                 }
             }
             Err(error) => status.problems.push(format!(
-                "which jobs lack a success is not shown, nor what the notifier lacks: {error}"
+                "cannot read notification data; overdue jobs not shown: {error}"
             )),
         }
     }
