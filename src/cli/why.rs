@@ -61,7 +61,7 @@ impl Why {
         Ok(())
     }
 
-    /// What the configuration alone says: nothing was planned for that time. None: more has to be known.
+    /// The answer that needs the configuration alone: nothing was planned for that time. None: the store must answer.
     pub(super) fn unplanned(&self, config: &Config, now: i64) -> Option<String> {
         let at = Occurrence(self.at?);
         let job = config.jobs.get(&JobName::new(&self.job))?;
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(said("web-4"), "has recorded no decision yet");
     }
 
-    /// What an instance reports of itself begins with its process: the one before it may have been up.
+    /// The reports of an instance begin with its process: the process before it may have been up.
     #[test]
     fn a_restarted_instance_is_not_taken_for_a_new_one() {
         let (name, config) = (JobName::new("draw"), config());
@@ -400,7 +400,7 @@ mod tests {
             occurrence: Occurrence(AT - HOUR),
             ..before
         }];
-        let restarted = "was restarted since: what it did before that is not recorded";
+        let restarted = "was restarted since: its earlier decisions are not recorded";
         assert_eq!(silent(&f), restarted);
         f.decisions.clear();
         let mut earlier = run(AT - HOUR, 1, Outcome::Succeeded);
