@@ -458,7 +458,7 @@ if in_doubt then
   for i = 1, #KEYS / 2 do out[i + 2] = { 'in_doubt' } end
   return out
 end
--- What somebody sees changes by these.
+-- These answers change visible state.
 local SEEN = { granted = true, recorded = true }
 local changed = {}
 for i = 1, #KEYS / 2 do

@@ -160,7 +160,7 @@ enum Command {
     /// Make tokens for the API and the page over HTTP
     #[cfg(feature = "http")]
     Http(http::Http),
-    /// Test the channels of notifications, and show what nobody was told
+    /// Test the channels of notifications, and show undelivered messages
     #[cfg(feature = "notify")]
     Notify(notify::Notify),
 }
@@ -176,8 +176,8 @@ struct Run {
         value_parser = instance_name
     )]
     instance: Option<String>,
-    /// Nothing of this fleet runs anywhere else, nor has it run within the longest lease: start without waiting on a
-    /// store that is new to it. Refused if the store knows an instance or a job
+    /// Skip the first-start wait on a new store; only if no other instance ran within the longest lease. Refused if the
+    /// store knows an instance or a job
     #[arg(long)]
     new_fleet: bool,
 }
@@ -261,7 +261,7 @@ pub fn main() -> ExitCode {
             .unwrap_or_else(|| {
                 let default = match &cli.command {
                     Command::Run(_) => log::DAEMON,
-                    // What is logged to the terminal would stand in the middle of the screen.
+                    // Log lines would stand in the middle of the screen.
                     Command::Top(_) if io::stderr().is_terminal() => "off",
                     _ => log::COMMAND,
                 };
@@ -356,7 +356,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     }
 }
 
-/// What sends nothing needs none of the addresses and keys of `[notify]`, which a user's shell may not have.
+/// A command that sends nothing needs none of the addresses and keys of `[notify]`, which a user's shell may not have.
 fn sends(command: &Command) -> Sends<'_> {
     match command {
         Command::Run(_) => Sends::All,
@@ -573,7 +573,7 @@ impl Context {
         Failure::Store(e, self.path.clone())
     }
 
-    /// What is wrong with the store. Without an answer, nothing: the rest is shown all the same.
+    /// The store's problems. None without an answer: the command shows the rest all the same.
     async fn problems(&self) -> Vec<String> {
         let problems = self.store.check().await.unwrap_or_default();
         problems.into_iter().map(|p| p.text).collect()

@@ -211,7 +211,7 @@ impl Daemon {
         };
         let last_will = LastWill::new(&destination);
         if let Err(error) = &last_will {
-            warn!(%error, "if this instance is killed, what it was granted and had not started is recorded as unknown");
+            warn!(%error, "no last will: if this instance is killed, its unstarted runs become unknown");
         }
         let runner = runner
             .hiding(config.store_variables.clone())

@@ -7,7 +7,7 @@
 
 use std::sync::OnceLock;
 
-/// What a guard and what it becomes outlive, and whoever settles.
+/// Signals that guards and settlers ignore.
 const HELD: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// What was blocked when this process was started.

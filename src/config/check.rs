@@ -475,7 +475,7 @@ fn pem(
     Some(Some(path))
 }
 
-/// What `understood` makes of the file at `path`, which the value of `key` names. None: it cannot be used, which is
+/// Reads the file at `path`, which the value of `key` names, by `understood`. None: the file cannot be used, which is
 /// reported.
 fn content<T>(
     r: &mut Reader<'_>,
@@ -718,7 +718,7 @@ fn job(
     Some(job)
 }
 
-/// Who hears of a job.
+/// The channels and the time limit of a job's notifications.
 fn alarms(
     r: &mut Reader<'_>,
     shared: &mut Shared<'_>,

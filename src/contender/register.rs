@@ -208,7 +208,7 @@ impl Contender {
         }
         if let Some((after, until)) = follows.catch_up {
             info!(job = %name, %after, %until,
-                "nobody has decided what was planned since {after}: it is caught up or recorded");
+                "undecided since {after}: catching up");
             self.start_driver(name);
         }
         if let Some(after) = follows.plan_after {

@@ -274,7 +274,7 @@ impl FleetTask {
             clock_doubt_ms: contender.clock.doubt_us().map(|us| us / 1000),
             started_at: self.started_at,
             running: self.holder.running(),
-            // Of a request that the store has it need not be told: so all see at once when somebody takes it back.
+            // Not a drain that the store already lists: all see at once when somebody takes it back.
             draining: contender.stop.is_cancelled() || self.drain == Drain::Lost,
             jobs: loaded.jobs,
             outages: self.outages.iter().copied().collect(),

@@ -111,8 +111,8 @@ fn held_for(failed: &Result<TryRedlock, Error>) -> Duration {
     }
 }
 
-/// Of others that hold the lock on some nodes, who lets a majority become free when their time is over, and the last
-/// one has to. None: nodes that do not answer may stay away, so there may be no majority even then.
+/// The holder whose expiry frees a majority, and when that is. None: nodes that do not answer may stay away, so there
+/// may be no majority even then.
 fn in_the_way(
     votes: usize,
     mut held: Vec<(Duration, String)>,

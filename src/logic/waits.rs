@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::model::{Trigger, Wait};
 
-/// A start that is so much later than planned has a reason, ms.
+/// Starts later than this record why, ms.
 pub const LATE_MS: i64 = 1000;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

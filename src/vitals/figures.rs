@@ -198,7 +198,7 @@ impl Figures {
             if let Some(ms) = r.duration_ms {
                 self.durations.observe_ms(ms);
             }
-            // Of a trigger the occurrence is when it was claimed; of another attempt it says nothing of its start.
+            // Triggers and later attempts have no lateness.
             if let (Some(ms), 1) = (r.lateness_ms, r.attempt)
                 && r.trigger != Trigger::Manual
             {
