@@ -249,7 +249,7 @@ impl LockClient {
     /// in [`LockClient::open`]. The client must be of the crate version that `soloist::redis` exports.
     ///
     /// The locks make connections of their own with it. A connection that the caller made would end with the caller's
-    /// runtime, and its locks with it. How much a reply of the server may have is not bounded, as it is otherwise.
+    /// runtime, and its locks with it.
     ///
     /// ```no_run
     /// use soloist::{LockClient, redis};
