@@ -200,7 +200,7 @@ impl Redlock {
             let asked = async move {
                 let ask = |limit| {
                     core.backend
-                        .try_lock(&share.key, &share.owner, lease, false, limit)
+                        .try_lock(&share.key, &share.owner, lease, limit)
                 };
                 let (answer, _) = core.ask_twice(timeout, ask).await;
                 share.unanswered.store(answer.is_err(), SeqCst);

@@ -161,13 +161,6 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     held("l");
     assert_eq!(levels_.leave().await.unwrap(), ReleasedLevel::Released);
     kept("l");
-    // A waiter's mark on the lock does not change its expiry.
-    let waited_for = take(&c, "w", LONG).await;
-    let other = bed.client();
-    let waiter = tokio::spawn(async move { other.lock("w", 100 * MS, LONG).await });
-    let _ = within(waiter).await.unwrap().unwrap();
-    held("w");
-    drop(waited_for);
     let _ = c.claim_period("p", 1000 * MS).await.unwrap();
     let period: i64 = server.command(&["PTTL", "soloist:{p}:period:1000"]);
     assert!(period > 0 && period <= week.as_millis() as i64, "{period}");
