@@ -385,12 +385,13 @@ impl Daemon {
     /// environment of a process stays as it is.
     #[cfg(feature = "notify")]
     fn send_traces(&self) {
-        let own = traces::Own {
-            instance: self.contender.me.instance.as_str(),
-            host: &self.holder.host,
-            namespace: &self.config.store.namespace,
-        };
-        let (settings, problems) = traces::read(&|name| std::env::var(name).ok(), own);
+        let resource = [
+            ("service.instance.id", self.contender.me.instance.as_str()),
+            ("host.name", &self.holder.host),
+            ("soloist.namespace", &self.config.store.namespace),
+        ];
+        let variable = |name: &str| std::env::var(name).ok();
+        let (settings, problems) = traces::Settings::read(&variable, &resource);
         for problem in problems {
             warn!("{problem}");
         }

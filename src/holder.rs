@@ -81,7 +81,7 @@ pub struct Holder {
     pub(crate) heartbeats: Heartbeats,
     /// Empty: nobody wants the spans of runs.
     #[cfg(feature = "notify")]
-    pub(crate) traces: std::sync::OnceLock<Traces>,
+    pub(crate) traces: std::sync::OnceLock<Arc<Traces>>,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Prepared guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
@@ -523,7 +523,7 @@ impl Holder {
             record_file: self.runner.recorder().map(|r| r.path().to_owned()),
             #[cfg(feature = "notify")]
             traces: self.traces.get().map(|traces| traces::OnDeath {
-                settings: traces.settings(),
+                settings: traces.settings.clone(),
                 place: self.place(g).to_owned(),
                 key: g.run.key.clone(),
             }),
@@ -554,19 +554,12 @@ impl Holder {
 
     /// Hands in the span of a run whose outcome is recorded, if somebody wants it.
     #[cfg(feature = "notify")]
-    fn trace(&self, g: &Granted, end: &RunEnd, record: RunRecord) {
+    fn trace(&self, g: &Granted, record: RunRecord) {
         let Some(traces) = self.traces.get() else {
             return;
         };
-        let times = traces::Times {
-            // Not known of a claim that was never answered.
-            claimed: Some(g.sent).filter(|sent| *sent != Boottime(0)),
-            started: end.started,
-            gone: end.ended,
-            recorded: Boottime::now(),
-        };
         let place = (&*self.store_config.namespace, self.place(g));
-        traces.send(traces::Span::new(place, record, g.run.key.clone(), &times));
+        traces.send(traces::Span::new(place, record, g.run.key.clone()));
     }
 
     /// Keeps the lease renewed until the run may start, or, if it is `running`, until its whole process tree is gone.
@@ -794,7 +787,7 @@ impl Holder {
         let lost = told == Settlement::Lost;
         let record = is_untold(outcome, follows, lost).then(|| settle.record.clone());
         #[cfg(feature = "notify")]
-        self.trace(g, end, settle.record);
+        self.trace(g, settle.record);
         if lost {
             warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
         }
