@@ -15,19 +15,14 @@ mod jobs;
 mod metrics;
 mod openapi;
 mod page;
-mod places;
 mod plan;
 mod problem;
 mod runs;
 mod server;
-mod turns;
 mod why;
 mod writes;
 
-use std::{
-    future::Future,
-    sync::{Arc, atomic::AtomicI64},
-};
+use std::{future::Future, sync::Arc};
 
 use axum::{Router, extract::DefaultBodyLimit, middleware, routing::get};
 use tokio::{
@@ -39,7 +34,7 @@ use tracing::error;
 use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::{auth::Gate, board::Board, problem::Problem, turns::Turns};
+use self::{auth::Gate, board::Board, problem::Problem};
 use crate::{
     config::{self, Config},
     model::InstanceId,
@@ -74,9 +69,6 @@ struct App {
     daemon: Handle,
     /// A permit for each stream of events.
     streams: Arc<Semaphore>,
-    turns: Turns,
-    /// When the TLS certificate expires, Unix ms; 0: there is none, or nobody knows.
-    certificate_expires: Arc<AtomicI64>,
     finish: CancellationToken,
 }
 
@@ -93,8 +85,6 @@ pub(crate) async fn serve(p: Parts) {
         store: p.store.clone(),
         daemon: Handle::current(),
         streams: Arc::new(Semaphore::new(events::STREAMS)),
-        turns: Turns::default(),
-        certificate_expires: Arc::default(),
         finish: p.finish.clone(),
     });
     // Here, because the task that receives them belongs to the daemon's runtime.

@@ -446,7 +446,6 @@ impl Listing {
             if listing.ended {
                 return Ok(None);
             }
-            listing.app.turns.mine().await;
             let piece = listing.piece()?;
             Ok::<_, serde_json::Error>(Some((piece, listing)))
         });

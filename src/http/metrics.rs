@@ -174,16 +174,6 @@ impl Collector for Metrics {
         of_fleet(e, &inner, self.0.instance.as_str())?;
         of_jobs(e, &inner)?;
         drop(inner);
-        let expires = self.0.certificate_expires.load(Ordering::Relaxed);
-        let expires = Some(expires).filter(|at| *at != 0);
-        let expires = expires.map(|at| ([], at as f64 / 1000.0));
-        gauges::<f64, 0>(
-            e,
-            "http_certificate_expiry_timestamp",
-            Some(&Unit::Seconds),
-            "When the TLS certificate that this instance serves expires",
-            expires,
-        )?;
         let used = super::events::STREAMS - self.0.streams.available_permits();
         gauge(
             e,
