@@ -84,9 +84,7 @@ impl Vitals {
 
     /// The store did not answer a heartbeat.
     pub fn failed(&self, error: &Error) {
-        self.figures
-            .heartbeats_failed
-            .fetch_add(1, Ordering::Relaxed);
+        self.figures.heartbeats_failed.inc();
         if self.pulse.receiver_count() == 0 {
             return;
         }
