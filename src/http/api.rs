@@ -430,7 +430,10 @@ impl Listing {
             if self.after.is_some() {
                 out.push(b',');
             }
-            job.write(&mut out, self.wanted.runs)?;
+            match self.wanted.runs {
+                RECENT => serde_json::to_writer(&mut out, job)?,
+                runs => serde_json::to_writer(&mut out, &job.with_runs(runs))?,
+            }
             self.after = Some(job.view.job.clone());
         }
         out.extend_from_slice(b"]}");
