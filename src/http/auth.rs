@@ -27,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 const TOKEN_MOST: usize = 512;
 
 /// Who asks, and what they may do.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Caller {
     /// None: a token is needed.
     pub(super) role: Option<Role>,
@@ -87,11 +87,7 @@ impl Gate {
         let caller = self.caller(headers, basic).map_err(offered);
         let open = is_public(uri.path());
         if open && reads {
-            return Ok(caller.unwrap_or(Caller {
-                role: None,
-                name: None,
-                token: None,
-            }));
+            return Ok(caller.unwrap_or_default());
         }
         let caller = caller?;
         let Some(role) = caller.role else {
@@ -142,17 +138,12 @@ impl Gate {
             };
             return Ok(Caller {
                 role: Some(role),
-                name: None,
-                token: None,
+                ..Caller::default()
             });
         };
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
         let (Some(value), None) = (all.next(), all.next()) else {
-            return Ok(Caller {
-                role: None,
-                name: None,
-                token: None,
-            });
+            return Ok(Caller::default());
         };
         let wrong = || {
             Problem::new(
@@ -164,11 +155,7 @@ impl Gate {
         let sent = match value.to_str().map_or(Sent::Wrong, |v| sent(v, basic)) {
             Sent::Token(token) => token,
             Sent::Nothing => {
-                return Ok(Caller {
-                    role: None,
-                    name: None,
-                    token: None,
-                });
+                return Ok(Caller::default());
             }
             Sent::NotHere => {
                 let problem = Problem::new(
