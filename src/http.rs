@@ -24,7 +24,7 @@ mod writes;
 
 use std::{future::Future, sync::Arc};
 
-use axum::{Router, extract::DefaultBodyLimit, middleware, routing::get};
+use axum::{Router, extract::DefaultBodyLimit, routing::get};
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, oneshot, watch},
@@ -152,13 +152,8 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// What is where, with the page, which needs no description.
 fn router(app: &Arc<App>) -> Router {
-    let (router, document) = routes().split_for_parts();
-    let arguments = Arc::new(api::Arguments::of(&document));
+    let (router, _) = routes().split_for_parts();
     router
-        .route_layer(middleware::from_fn_with_state(
-            arguments,
-            api::known_arguments,
-        ))
         .route("/", get(page::index))
         .route("/static/{*path}", get(page::asset))
         .fallback(api::nothing)

@@ -5,14 +5,12 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 use axum::{
     Extension,
     body::Body,
-    extract::{FromRequestParts, MatchedPath, Request, State},
+    extract::{FromRequestParts, State},
     http::{HeaderValue, StatusCode, Uri, header, request},
-    middleware::Next,
     response::{IntoResponse as _, Response},
 };
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use utoipa::openapi::path::ParameterIn;
 
 use super::{
     App,
@@ -78,7 +76,6 @@ impl Args {
                 let problem = Problem::bad(format!("no argument `{name}` is known here"));
                 return Err(match nearest(name, names.iter().copied()) {
                     Some(near) => problem.hint(format!("did you mean `{near}`?")),
-                    None if names.is_empty() => problem.hint("there are none"),
                     None => problem.hint(format!("those known are {}", names.join(", "))),
                 });
             }
@@ -144,46 +141,6 @@ impl Args {
             Some(_) => Err(Problem::bad(format!("`{name}` must be true or false"))),
         }
     }
-}
-
-/// The paths that take no arguments. Those that take some look at them with [`Args::of`].
-pub(super) struct Arguments {
-    without: BTreeSet<String>,
-}
-
-impl Arguments {
-    pub(super) fn of(document: &utoipa::openapi::OpenApi) -> Self {
-        let takes_none = |item: &&utoipa::openapi::PathItem| {
-            let parameters = item
-                .get
-                .iter()
-                .chain(&item.post)
-                .flat_map(|o| &o.parameters);
-            !parameters
-                .flatten()
-                .any(|p| p.parameter_in == ParameterIn::Query)
-        };
-        let paths = document.paths.paths.iter();
-        Self {
-            without: paths
-                .filter(|(_, item)| takes_none(item))
-                .map(|(path, _)| path.clone())
-                .collect(),
-        }
-    }
-}
-
-/// Refuses the arguments of a path that takes none: who misspells a path must not think that it was asked for.
-pub(super) async fn known_arguments(
-    State(arguments): State<Arc<Arguments>>,
-    path: MatchedPath,
-    request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    if arguments.without.contains(path.as_str()) {
-        Args::of(request.uri(), &[], &[])?;
-    }
-    Ok(next.run(request).await)
 }
 
 /// RFC 3339 or Unix milliseconds, as Unix milliseconds.
