@@ -13,7 +13,6 @@ use serde::Serialize;
 use super::{
     App,
     api::{Args, json, named},
-    openapi,
     problem::{Problem, ProblemView},
 };
 use crate::{
