@@ -25,11 +25,11 @@ use crate::{
         attempts::{self, After},
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
+        delays,
         guard_life::{self, Stop},
         hold::{Do, Hold, Pieces, Renewed, View},
         pace,
         trace::SpanContext,
-        waits,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Usage, Wait},
     runner::{Prepared, RunEnd, Runner, Running, StartError},
@@ -665,7 +665,7 @@ impl Holder {
                 }
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
-                    contender.vitals.figures.renewed(reply.as_ref().ok().map(|r| &r.value));
+                    contender.health.figures.renewed(reply.as_ref().ok().map(|r| &r.value));
                     self.renewed(g, hold, reply, running.as_ref().map(|(r, _)| &**r));
                 }
                 told = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
@@ -745,7 +745,7 @@ impl Holder {
             usage: end.map(used).unwrap_or_default(),
             waited: end
                 .and_then(|e| e.started.as_ref())
-                .filter(|_| waits::need_a_reason(g.run.attempt, g.run.trigger, record.lateness_ms))
+                .filter(|_| delays::need_a_reason(g.run.attempt, g.run.trigger, record.lateness_ms))
                 .and_then(|started| {
                     let mut waits = g.waits;
                     waits.add(Wait::Host, started.boottime.since(g.won));
@@ -768,7 +768,7 @@ impl Holder {
         contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
         log_end(&record);
-        contender.vitals.figures.ended(&record);
+        contender.health.figures.ended(&record);
         let (outcome, follows) = (record.outcome, next_attempt.is_some());
         #[cfg(feature = "notify")]
         if !is_untold(outcome, follows, false) {

@@ -37,9 +37,9 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use self::{auth::Gate, board::Board, problem::Problem};
 use crate::{
     config::{self, Config},
+    health::Health,
     model::InstanceId,
     store::{self, Asking, Store},
-    vitals::Vitals,
 };
 
 /// The most bytes of a request's body.
@@ -51,7 +51,7 @@ pub(crate) struct Parts {
     /// As reloads change it.
     pub(crate) config: watch::Receiver<Arc<Config>>,
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) health: Arc<Health>,
     pub(crate) instance: InstanceId,
     pub(crate) finish: CancellationToken,
 }
@@ -62,7 +62,7 @@ struct App {
     gate: Gate,
     store: Arc<dyn Store>,
     retry: config::StoreRetry,
-    vitals: Arc<Vitals>,
+    health: Arc<Health>,
     instance: InstanceId,
     board: Board,
     /// The daemon's runtime.
@@ -79,7 +79,7 @@ pub(crate) async fn serve(p: Parts) {
         gate: Gate::new(p.http.clone()),
         http: p.http,
         retry: config.store.retry.clone(),
-        vitals: p.vitals.clone(),
+        health: p.health.clone(),
         board: Board::new(config, p.store.address(), p.instance.clone()),
         instance: p.instance,
         store: p.store.clone(),
@@ -88,7 +88,7 @@ pub(crate) async fn serve(p: Parts) {
         finish: p.finish.clone(),
     });
     // Here, because the task that receives them belongs to the daemon's runtime.
-    let (changes, pulse) = (p.store.changes(), p.vitals.pulse());
+    let (changes, pulse) = (p.store.changes(), p.health.pulse());
     let asking = Asking::new(p.store);
     let (ended, end) = oneshot::channel::<()>();
     let body = move || {

@@ -10,7 +10,6 @@ use crate::traces;
 use crate::{
     clock::{Boottime, StoreClock},
     config::{self, StoreUrl},
-    early,
     guard::{HandOver, KnownEnd, Moment},
     lock::LockClient,
     logic::{
@@ -21,6 +20,7 @@ use crate::{
     },
     model::{LAST_MS, Outcome, RunRecord},
     recording::{Line, Recorder, recording},
+    startup,
     store::{self, Store, Tail},
 };
 
@@ -306,7 +306,7 @@ pub(crate) fn outlive_terminal_and_service() {
         // SAFETY: valid signals, and a valid disposition.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    early::release();
+    startup::release();
 }
 
 /// If the store does not answer for one lease, the lock lapses.

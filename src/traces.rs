@@ -25,13 +25,13 @@ use tracing::{info, warn};
 
 use crate::{
     clock::Boottime,
+    health::Health,
     logic::{
         backoff::{Pauses, Throttle},
         trace::SpanContext,
     },
     model::{Outcome, RunRecord},
     notify::client::{self, Inner},
-    vitals::Vitals,
 };
 
 /// How many spans wait to be sent; while there are so many, new ones are dropped.
@@ -283,7 +283,7 @@ pub(crate) struct Traces {
     /// None: the daemon ends.
     queue: Mutex<Option<Sender<Span>>>,
     pub(crate) settings: Arc<Settings>,
-    vitals: Arc<Vitals>,
+    health: Arc<Health>,
     /// The daemon ends: what waits is sent at once.
     finish: CancellationToken,
     /// The thread has ended.
@@ -292,12 +292,12 @@ pub(crate) struct Traces {
 
 impl Traces {
     /// Starts the thread.
-    pub(crate) fn start(settings: Settings, vitals: Arc<Vitals>) -> Arc<Self> {
+    pub(crate) fn start(settings: Settings, health: Arc<Health>) -> Arc<Self> {
         let (queue, spans) = channel(WAITING);
         let traces = Arc::new(Self {
             queue: Mutex::new(Some(queue)),
             settings: Arc::new(settings),
-            vitals,
+            health,
             finish: CancellationToken::new(),
             done: CancellationToken::new(),
         });
@@ -322,9 +322,10 @@ impl Traces {
 
     /// Never waits.
     pub(crate) fn send(&self, span: Span) {
-        let sent = self.queue.lock().as_ref().map(|q| q.try_send(span));
-        if !matches!(sent, Some(Ok(()))) {
-            self.vitals.figures.spans("dropped", 1);
+        let queue = self.queue.lock();
+        let sent = queue.as_ref().is_some_and(|q| q.try_send(span).is_ok());
+        if !sent {
+            self.health.figures.spans("dropped", 1);
         }
     }
 
@@ -371,7 +372,7 @@ impl Traces {
                 let pause = pauses.after_failure(AGAIN.1);
                 let _ = timeout(pause, self.finish.cancelled()).await;
             };
-            self.vitals.figures.spans(result, batch.len() as u64);
+            self.health.figures.spans(result, batch.len() as u64);
             batch.clear();
         }
     }
@@ -438,7 +439,7 @@ mod tests {
                     .0
                     .expect("sent"),
             ),
-            vitals: Arc::default(),
+            health: Arc::default(),
             finish: CancellationToken::new(),
             done: CancellationToken::new(),
         };
@@ -449,7 +450,7 @@ mod tests {
             traces.send(Span::new(("n", "p"), record, None));
         }
         let dropped = [("result", "dropped".to_owned())];
-        let dropped = traces.vitals.figures.spans.get(&dropped).map(|n| n.get());
+        let dropped = traces.health.figures.spans.get(&dropped).map(|n| n.get());
         assert_eq!(dropped, Some(3));
     }
 }

@@ -185,7 +185,7 @@ struct Alive {
     )
 )]
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
-    match app.vitals.since_round() {
+    match app.health.since_round() {
         // It has only begun.
         Some(since) if since > HANGS_AFTER => {
             let detail = format!(

@@ -30,6 +30,7 @@ use super::events::{Feed, Kind, Ring};
 use crate::{
     clock::{Boottime, wall_us},
     config::{self, Config},
+    health::Pulse,
     logic::{
         claim::{State, Triggered},
         coming::Coming,
@@ -40,7 +41,6 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Asking, Changed},
     view::{self, Clock, EpochView, InstanceView, JobView, LacksView, LastView, Time},
-    vitals::Pulse,
 };
 
 /// How many ended runs of each job the board has.
@@ -1217,9 +1217,9 @@ pub(super) fn at(o: Occurrence) -> Option<Time> {
 mod tests {
     use super::*;
     use crate::{
+        health::Away,
         logic::claim,
         store::{Fleet, Info, LIVE_WITHIN_MS, Reply},
-        vitals::Away,
     };
 
     fn own() -> InstanceId {

@@ -1,5 +1,5 @@
 //! Metrics, in the formats of Prometheus and OpenMetrics. What this instance did comes from
-//! [`crate::vitals::Figures`]; what is true
+//! [`crate::health::Figures`]; what is true
 //! of the fleet, from the board, is the same on every instance that answers.
 
 use std::{fmt, sync::Arc};
@@ -42,7 +42,7 @@ pub(super) async fn metrics(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let mut registry = Registry::with_prefix("soloist");
-    app.vitals.figures.register(&mut registry);
+    app.health.figures.register(&mut registry);
     registry.register_collector(Box::new(Metrics(app)));
     let mut text = String::new();
     encode(&mut text, &registry).map_err(|_| Problem::internal("cannot write the metrics"))?;

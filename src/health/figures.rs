@@ -11,7 +11,7 @@ use crate::{
             self, Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, NEVER_RENEWED, OVERDUE, OVERLAPS,
             PAUSED, Renewal, TOO_LATE,
         },
-        waits::{self, Waits},
+        delays::{self, Delays},
     },
     model::{Outcome, RunRecord, Trigger, Wait},
 };
@@ -58,7 +58,7 @@ fn add<const N: usize>(counts: &Counts<N>, labels: [(&'static str, &str); N], n:
     counts.get_or_create(&labels).inc_by(n);
 }
 
-fn outcome_and_cause<'a>(outcome: Outcome, cause: &'a str) -> [(&'static str, &'a str); 2] {
+fn outcome_and_cause(outcome: Outcome, cause: &str) -> [(&'static str, &str); 2] {
     [("outcome", outcome.as_str()), ("cause", cause)]
 }
 
@@ -217,12 +217,12 @@ impl Figures {
         trigger: Trigger,
         lapsed: bool,
         lateness_ms: i64,
-        waits: &Waits,
+        waits: &Delays,
     ) {
         if trigger == Trigger::Takeover && lapsed {
             self.takeovers.inc();
         }
-        if !waits::need_a_reason(attempt, trigger, Some(lateness_ms)) {
+        if !delays::need_a_reason(attempt, trigger, Some(lateness_ms)) {
             return;
         }
         let cause = waits.longest().map_or("other", |(wait, _)| wait.as_str());
@@ -380,7 +380,7 @@ mod tests {
     fn a_late_start_has_one_cause() {
         let f = Figures::default();
         let waits = |all: &[(Wait, u64)]| {
-            let mut waits = Waits::default();
+            let mut waits = Delays::default();
             for (wait, s) in all {
                 waits.add(*wait, Duration::from_secs(*s));
             }
