@@ -38,11 +38,12 @@ use crate::{
     acts::{self, Refusal},
     clock::{self, StoreClock},
     config::{self, Config, Job, Sends, StoreUrl, nearest},
-    daemon, early,
+    daemon,
     log_queue::{self, To},
     logic::{belief, claim::State},
     model::{JobName, Outcome, is_name},
     recording::{Line, Recorder, recording},
+    startup,
     store::{self, Fleet, Reply, Store},
     text::instant,
     view,
@@ -232,22 +233,22 @@ pub fn command() -> clap::Command {
 /// Call this before Rust's runtime begins: it keeps the environment and signal settings that this process was started
 /// with for `main`, and keeps early signals from ending the process.
 pub fn before_main() {
-    early::hide();
+    startup::hide();
     exec::signals::before_main();
-    early::hold();
+    startup::hold();
 }
 
 /// Reads the arguments, runs the command, and prints an error as one chain of causes and one hint.
 pub fn main() -> ExitCode {
     // SIGHUP stays held until the arguments show whether this process is a daemon.
-    early::release_all_but_hangup();
+    startup::release_all_but_hangup();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return failure::usage(e).into(),
     };
     let daemon = matches!(cli.command, Command::Run(_));
     if !daemon {
-        early::restore();
+        startup::restore();
     }
     let _last = log_queue::Last;
     if daemon {
@@ -308,7 +309,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     match command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
-            early::share_heap();
+            startup::share_heap();
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()

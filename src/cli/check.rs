@@ -131,14 +131,7 @@ fn load(path: &Path) -> Result<(Config, config::Written), Report> {
     let (config, written) = config::load_written(path)?;
     #[cfg(feature = "http")]
     if let Some(tls) = config.http.as_ref().and_then(|http| http.tls.as_ref()) {
-        match crate::http::certificate::pair(tls) {
-            Ok(pair) => {
-                if let Some(words) = pair.expiry_in_words(tls) {
-                    let _ = writeln!(io::stderr(), "warning: {words}");
-                }
-            }
-            Err(why) => return Err(written.refuse_tls(why)),
-        }
+        crate::http::certificate::acceptor(tls).map_err(|why| written.refuse_tls(why))?;
     }
     Ok((config, written))
 }

@@ -393,8 +393,8 @@ fn http(r: &mut Reader<'_>, raw: Option<&At<keys::Http>>) -> Option<Option<Http>
                     r.problems.add(Place::Http, at.span.clone(), message, hint);
                 }
             }
-            // The files are read by who serves, again whenever they change, and by `soloist check`: a certificate that
-            // cannot be used now keeps no job from running.
+            // The files are read by who serves, again at a reload, and by `soloist check`: a certificate that cannot be
+            // used now keeps no job from running.
             let path = |file: &Given<String>| Some(r.dir.join(&file.read()?.value));
             Some(HttpTls {
                 cert: path(&tls.cert)?,

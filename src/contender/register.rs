@@ -130,7 +130,7 @@ impl Contender {
                         warn!(job = %job.name, occurrences = count, until = %last.last,
                             "the store lost its data, and with it the outcome of these occurrences: soloist records \
                             them as unknown");
-                        self.vitals.figures.lost(count);
+                        self.health.figures.lost(count);
                     }
                     self.registered(job, &state.unwrap_or_default(), epoch);
                 }

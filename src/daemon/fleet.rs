@@ -301,7 +301,7 @@ impl FleetTask {
                     self.contender.resync();
                     self.note_outage(self.answered.unwrap_or(since));
                 }
-                self.contender.vitals.answered(&reply, &self.problems);
+                self.contender.health.answered(&reply, &self.problems);
                 self.answered = Some(Boottime::now());
                 self.warned.over();
                 self.learn(reply);
@@ -309,7 +309,7 @@ impl FleetTask {
             }
             Err(e) => {
                 let now = Boottime::now();
-                self.contender.vitals.failed(&e);
+                self.contender.health.failed(&e);
                 self.away_since.get_or_insert(now);
                 if self.warned.lets(now, WARN_AGAIN) {
                     match e.is_transient() {

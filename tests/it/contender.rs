@@ -319,7 +319,7 @@ impl Node {
                 max_parallel: s.max_parallel,
                 journal,
                 plans,
-                vitals: std::sync::Arc::default(),
+                health: std::sync::Arc::default(),
                 last_will: None,
                 stop: stop.clone(),
                 tasks: TaskTracker::new(),

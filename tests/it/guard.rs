@@ -2546,7 +2546,6 @@ fn what_is_for_the_daemon_alone_is_not_inherited() {
         .env("BAGGAGE", "user=ann")
         .env("OTEL_SERVICE_NAME", "nightly")
         .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2")
-        .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=hunter2")
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
         .env("KEPT", "yes");
     let text = output_of_guard(command, &spec(&["env"]));

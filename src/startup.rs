@@ -91,7 +91,7 @@ mod tests {
     /// In a process of its own: where others have freed much, a block may come from what they have left.
     #[test]
     fn a_large_block_is_never_part_of_the_heap() {
-        let name = "early::tests::a_large_block_is_never_part_of_the_heap";
+        let name = "startup::tests::a_large_block_is_never_part_of_the_heap";
         if crate::guard::tests::ran_elsewhere(name) {
             return;
         }
