@@ -187,7 +187,9 @@ async fn interact(
                 Event::Signal(signal) => return Ok(Exit::Command(128 + signal as u8)),
                 Event::News(news) => state.take(*news, local_ms()),
                 Event::Away(why, since) => state.away(why, since),
-                Event::Done(Act::Why(..), Ok(text)) => state.why = Some(text),
+                Event::Done(Act::Why(..), Ok(text)) => {
+                    (state.why, state.said) = (Some(text), None);
+                }
                 Event::Done(_, Ok(text)) => state.said = Some((text, true)),
                 Event::Done(_, Err(failure)) => state.said = Some((failure.in_a_line(), false)),
             }

@@ -474,7 +474,7 @@ fn question(state: &State, frame: &mut Frame) {
     let keys = match q.fields.len() {
         0 => "y yes   n no",
         1 => "Enter does it   Esc does not",
-        _ => "Enter does it   Tab next   Esc does not   until: 2h, or empty",
+        _ => "Enter does it  Tab next  Esc does not; until: 2h, or empty",
     };
     lines.push(say(DIM, keys));
     let place = frame.area().centered(
