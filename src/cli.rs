@@ -446,6 +446,52 @@ async fn with_store(
     exit
 }
 
+/// Asks the store for what a command can do without, for so long at most. None: there is no store yet.
+///
+/// # Errors
+/// Why there is no answer.
+fn ask_briefly<T: Send + 'static, F>(
+    config: &Config,
+    most: Duration,
+    ask: impl FnOnce(Arc<dyn Store>) -> F + Send + 'static,
+) -> Result<Option<T>, String>
+where
+    F: Future<Output = Result<T, store::Error>> + Send,
+{
+    match &config.store.url {
+        // Only a daemon creates it.
+        StoreUrl::Sqlite(file) if !file.exists() => return Ok(None),
+        StoreUrl::Memory => {
+            return Err(
+                "a `memory:` store exists only inside the one process that runs jobs".into(),
+            );
+        }
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .map_err(|e| format!("cannot start the runtime: {e}"))?;
+    let settings = config.store.clone();
+    let asking = runtime.spawn(async move {
+        // Another process may have locked the file.
+        let opened = tokio::task::spawn_blocking(move || store::open(&settings)).await;
+        let store = opened.map_err(|e| e.to_string())?;
+        let store = store.map_err(|e| e.to_string())?;
+        ask(store).await.map_err(|e| e.to_string())
+    });
+    let asked = runtime.block_on(async { tokio::time::timeout(most, asking).await });
+    runtime.shutdown_background();
+    let late = |_| {
+        format!(
+            "the store does not answer within {}",
+            show::span(millis(most))
+        )
+    };
+    asked.map_err(late)?.map_err(|e| e.to_string())?.map(Some)
+}
+
 /// The configuration file that the user named, or the first default that exists.
 fn find(named: Option<PathBuf>) -> Result<PathBuf, Failure> {
     if let Some(path) = named {

@@ -54,29 +54,6 @@ pub(crate) fn took(ms: i64) -> String {
     }
 }
 
-/// The same in a column of this width, whole: [`span`] or [`took`] (`long`), where that is too wide `1m 30s`, at last
-/// `1m`. What is cut would be another length of time.
-pub(crate) fn fitting(ms: i64, width: usize, long: fn(i64) -> String) -> String {
-    let text = long(ms);
-    if text.len() <= width {
-        return text;
-    }
-    // `1 min 30 s` by its words.
-    let words: Vec<&str> = text.split(' ').collect();
-    let parts: Vec<String> = words
-        .chunks(2)
-        .map(|pair| match pair {
-            [n, "min"] => format!("{n}m"),
-            pair => pair.concat(),
-        })
-        .collect();
-    let short = parts.join(" ");
-    match short.len() <= width {
-        true => short,
-        false => parts.into_iter().next().unwrap_or_default(),
-    }
-}
-
 /// A command of soloist as somebody may type it: what begins with `-` is no option, and what a shell would read as
 /// something else is quoted.
 pub(crate) fn command(name: &str, arguments: &[&str]) -> String {
@@ -220,28 +197,6 @@ mod tests {
         ] {
             assert_eq!(took(ms), text, "{ms}");
         }
-    }
-
-    #[test]
-    fn a_length_of_time_is_shorter_where_there_is_less_room() {
-        for (ms, width, text) in [
-            (90_000, 10, "1 min 30 s"),
-            (90_000, 9, "1m 30s"),
-            (90_000, 5, "1m"),
-            (63_000, 9, "1 min 3 s"),
-            (63_000, 8, "1m 3s"),
-            (3_600_000, 3, "1 h"),
-            (7_500_000, 8, "2h 5m"),
-            (53_220_000, 8, "14h 47m"),
-            (76 * 3_600_000, 6, "3d 4h"),
-            (364 * 86_400_000 + 23 * 3_600_000, 8, "364d 23h"),
-            (10_000, 8, "10.0 s"),
-            (31, 4, "31ms"),
-        ] {
-            assert_eq!(fitting(ms, width, took), text, "{ms} {width}");
-        }
-        assert_eq!(fitting(53_220_000, 11, span), "14 h 47 min");
-        assert_eq!(fitting(53_220_000, 9, span), "14h 47m");
     }
 
     #[test]

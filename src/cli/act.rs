@@ -90,24 +90,24 @@ struct Rewound<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Paused<'a> {
-    job: &'a JobName,
+pub(super) struct Paused {
+    job: JobName,
     paused: bool,
     until: Option<Time>,
-    reason: Option<&'a str>,
+    reason: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Resumed<'a> {
-    job: &'a JobName,
+pub(super) struct Resumed {
+    job: JobName,
     paused: bool,
     /// False: it was not paused.
     changed: bool,
 }
 
 #[derive(Debug, Serialize)]
-struct Skipped<'a> {
-    job: &'a JobName,
+pub(super) struct Skipped {
+    job: JobName,
     skip: u32,
     /// The first of them.
     occurrences: Vec<Time>,
@@ -124,59 +124,83 @@ struct Cancelled<'a> {
     dropped: usize,
 }
 
-async fn control(ctx: &Context, job: &JobName, what: Control) -> Result<Controlled, Failure> {
+pub(super) async fn control(
+    ctx: &Context,
+    job: &JobName,
+    what: Control,
+) -> Result<Controlled, Failure> {
     let reply = ctx.asker().control(job, &what.by(&acts::me())).await;
     Ok(reply.map_err(|r| ctx.refused(r))?.value)
 }
 
 pub(super) async fn pause(ctx: &Context, args: &Pause) -> Result<Exit, Failure> {
-    let (name, job) = ctx.known_job(&args.job).await?;
-    let (_, clock) = ctx.fleet().await?;
-    let now = clock.now;
     if args.until.is_some() {
-        ctx.doubted(clock);
+        ctx.doubted(ctx.fleet().await?.1);
     }
-    let until = match &args.until {
-        Some(text) => {
-            let zone = job.map_or("UTC", |j| &*j.timezone);
-            let until = acts::until("--until", text, zone, now);
-            Some(until.map_err(|r| ctx.refused(r))?)
-        }
-        None => None,
-    };
+    let until = args.until.as_deref().map(|text| ("--until", text));
+    let (answer, text) = paused(ctx, &args.job, until, args.reason.clone()).await?;
+    ctx.out.say(&answer, || text + "\n")?;
+    Ok(Exit::Ok)
+}
+
+/// `until`: the name of the argument, and its text.
+pub(super) async fn paused(
+    ctx: &Context,
+    job: &str,
+    until: Option<(&str, &str)>,
+    reason: Option<String>,
+) -> Result<(Paused, String), Failure> {
+    let (name, job) = ctx.known_job(job).await?;
+    let now = ctx.fleet().await?.1.now;
+    let zone = job.map_or("UTC", |j| &*j.timezone);
+    let until = until.map(|(argument, text)| acts::until(argument, text, zone, now));
+    let until = until.transpose().map_err(|r| ctx.refused(r))?;
     let what = Control::Pause {
         until,
-        reason: args.reason.clone(),
+        reason: reason.clone(),
     };
     let _ = control(ctx, &name, what).await?;
+    let text = acts::paused(&name, until, now);
     let answer = Paused {
-        job: &name,
+        job: name,
         paused: true,
         until: until.map(Time),
-        reason: args.reason.as_deref(),
+        reason,
     };
-    ctx.out
-        .say(&answer, || acts::paused(&name, until, now) + "\n")?;
-    Ok(Exit::Ok)
+    Ok((answer, text))
 }
 
 pub(super) async fn resume(ctx: &Context, args: &JobOnly) -> Result<Exit, Failure> {
-    let (name, job) = ctx.known_job(&args.job).await?;
-    let (_, clock) = ctx.fleet().await?;
-    let changed = control(ctx, &name, Control::Resume).await? == Controlled::Done;
-    let answer = Resumed {
-        job: &name,
-        paused: false,
-        changed,
-    };
-    ctx.out
-        .say(&answer, || acts::resumed(&name, job, changed, clock) + "\n")?;
+    let (answer, text) = resumed(ctx, &args.job).await?;
+    ctx.out.say(&answer, || text + "\n")?;
     Ok(Exit::Ok)
 }
 
+pub(super) async fn resumed(ctx: &Context, job: &str) -> Result<(Resumed, String), Failure> {
+    let (name, job) = ctx.known_job(job).await?;
+    let (_, clock) = ctx.fleet().await?;
+    let changed = control(ctx, &name, Control::Resume).await? == Controlled::Done;
+    let text = acts::resumed(&name, job, changed, clock);
+    let answer = Resumed {
+        job: name,
+        paused: false,
+        changed,
+    };
+    Ok((answer, text))
+}
+
 pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
-    let (name, job) = ctx.known_job(&args.job).await?;
-    let count = args.number;
+    let (answer, text) = skipped(ctx, &args.job, args.number).await?;
+    ctx.out.say(&answer, || text + "\n")?;
+    Ok(Exit::Ok)
+}
+
+pub(super) async fn skipped(
+    ctx: &Context,
+    job: &str,
+    count: u32,
+) -> Result<(Skipped, String), Failure> {
+    let (name, job) = ctx.known_job(job).await?;
     acts::skippable(&name, job, count).map_err(|r| ctx.refused(r))?;
     let (_, clock) = ctx.fleet().await?;
     let _ = control(ctx, &name, Control::Skip { count }).await?;
@@ -193,14 +217,13 @@ pub(super) async fn skip(ctx: &Context, args: &Skip) -> Result<Exit, Failure> {
     } else {
         planned(job, now, count.min(5) as usize)
     };
+    let text = acts::skips(&name, count, &list);
     let answer = Skipped {
-        job: &name,
+        job: name,
         skip: count,
-        occurrences: list.iter().copied().map(Time::from).collect(),
+        occurrences: list.into_iter().map(Time::from).collect(),
     };
-    ctx.out
-        .say(&answer, || acts::skips(&name, count, &list) + "\n")?;
-    Ok(Exit::Ok)
+    Ok((answer, text))
 }
 
 pub(super) async fn rewind(ctx: &Context, args: &Rewind) -> Result<Exit, Failure> {

@@ -12,15 +12,15 @@ use clap::Args;
 use serde::Serialize;
 
 use super::{
-    Exit, Failure, Out, show,
+    Exit, Failure, Out, ask_briefly, show,
     upcoming::{Upcoming, upcoming},
 };
 use crate::{
-    config::{self, Config, Job, Observed, Problem, Report, StoreUrl},
+    config::{self, Config, Job, Observed, Problem, Report},
     guard,
     logic::median::median,
     model::{JobName, Occurrence, Outcome},
-    store::{self, Store},
+    store::Store,
 };
 
 /// How many occurrences are shown of each job.
@@ -139,27 +139,9 @@ fn load(path: &Path) -> Result<(Config, config::Written), Report> {
 /// How fast the store answers, and how long runs took. None: it does not answer, or there is none yet. Nothing is
 /// written there.
 fn ask_the_store(config: &Config) -> Option<Observed> {
-    match &config.store.url {
-        // Only a daemon creates it.
-        StoreUrl::Sqlite(file) if !file.exists() => return None,
-        StoreUrl::Memory => return None,
-        _ => {}
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .ok()?;
-    let config = config.clone();
-    let asking = runtime.spawn(async move {
-        let settings = config.store.clone();
-        // Another process may have locked the file.
-        let opened = tokio::task::spawn_blocking(move || store::open(&settings));
-        observe(&*opened.await.ok()?.ok()?, &config).await
-    });
-    let observed = runtime.block_on(async { tokio::time::timeout(ASKED_FOR, asking).await });
-    runtime.shutdown_background();
-    observed.ok()?.ok()?
+    let asked = config.clone();
+    let ask = |store: Arc<dyn Store>| async move { Ok(observe(&*store, &asked).await) };
+    ask_briefly(config, ASKED_FOR, ask).ok()??
 }
 
 fn unknown_users(config: &Config) -> BTreeMap<JobName, String> {

@@ -25,26 +25,32 @@ pub(super) struct Drain {
 }
 
 #[derive(Debug, Serialize)]
-struct Answer<'a> {
-    instance: &'a InstanceId,
+pub(super) struct Answer {
+    instance: InstanceId,
     draining: bool,
     /// The runs that it still has.
     running: Vec<RunningView>,
 }
 
 pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit, Failure> {
+    let (answer, text) = drained(ctx, args.instance.as_deref(), on).await?;
+    ctx.out.say(&answer, || text)?;
+    Ok(Exit::Ok)
+}
+
+/// `named`: None for the only instance on this host.
+pub(super) async fn drained(
+    ctx: &Context,
+    named: Option<&str>,
+    on: bool,
+) -> Result<(Answer, String), Failure> {
     let (fleet, clock) = ctx.fleet().await?;
-    let id = choose(
-        &fleet,
-        args.instance.as_deref(),
-        &crate::store::host(),
-        clock,
-    )?;
+    let id = choose(&fleet, named, &crate::store::host(), clock)?;
     let asked = ctx.asker().drain(&id, on, &acts::me()).await;
     asked.map_err(|r| ctx.refused(r))?;
     let info = fleet.instances.get(&id);
     let answer = Answer {
-        instance: &id,
+        instance: id,
         draining: on,
         running: info.map_or(vec![], |i| {
             i.running
@@ -56,15 +62,13 @@ pub(super) async fn drain(ctx: &Context, args: &Drain, on: bool) -> Result<Exit,
                 .collect()
         }),
     };
-    ctx.out.say(&answer, || {
-        render(&answer, &acts::others(&fleet, &id, clock))
-    })?;
-    Ok(Exit::Ok)
+    let text = render(&answer, &acts::others(&fleet, &answer.instance, clock));
+    Ok((answer, text))
 }
 
 fn render(a: &Answer, others: &Others) -> String {
     let running: Vec<_> = a.running.iter().map(|r| &r.job).collect();
-    acts::drained(a.instance, a.draining, &running, others) + "\n"
+    acts::drained(&a.instance, a.draining, &running, others) + "\n"
 }
 
 /// The instance that the user named, or the only one on this host.
@@ -170,7 +174,7 @@ mod tests {
             overdue: vec![],
         };
         let mut a = Answer {
-            instance: &id,
+            instance: id.clone(),
             draining: true,
             running: vec![RunningView {
                 job: JobName::new("draw"),
@@ -192,7 +196,7 @@ mod tests {
         let odd = InstanceId::new("a\nb\x1b[30m");
         let job = JobName::new("c\nd");
         let a = Answer {
-            instance: &odd,
+            instance: odd,
             draining: true,
             running: vec![RunningView {
                 job,

@@ -7,14 +7,7 @@
 
 pub(super) mod signals;
 
-use std::{
-    cell::Cell,
-    io::{self, IsTerminal},
-    os::fd::OwnedFd,
-    path::PathBuf,
-    sync::Arc,
-    time::Duration,
-};
+use std::{cell::Cell, os::fd::OwnedFd, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::Args;
 
@@ -28,7 +21,7 @@ use crate::{
         self, Lock, LockClient, NoRetry, TryLock,
         period::{ClaimedPeriod, PeriodClaim},
     },
-    log_queue::{self, To},
+    log_queue,
     logic::guard_life::{Cause, Stop},
     model::{JobName, Occurrence, RunId},
     runner::{RunEnd, Runner, Running, childless, reap_strangers},
@@ -41,9 +34,8 @@ const CLOCK_DRIFT: f64 = 0.01;
 /// How long `exec` waits for the store, at most, after a signal told it to end, or after its command ended because of
 /// one. A store that works needs less.
 const WAIT_IDLE: Duration = Duration::from_secs(1);
-/// How often a terminal shows the waiting line anew.
-const FRAME: Duration = Duration::from_millis(125);
-const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
+/// How long what this process says may take to be written before the command writes.
+const FLUSH: Duration = Duration::from_millis(125);
 
 const NOT_FOUND: u8 = 127;
 const NOT_EXECUTABLE: u8 = 126;
@@ -377,18 +369,19 @@ impl Session<'_> {
     /// Waits for the lock after the first attempt failed because of `why`.
     async fn wait_for_lock(&self, why: &str, wait: Duration) -> Result<WaitOutcome, lock::Error> {
         let (name, lease) = (&self.args.lock, self.args.lease);
-        let line = WaitLine::new(self.args, why);
+        let most = show_duration(self.args.wait);
+        remark(&format!(
+            "waiting for lock `{name}`: {why}; for at most {most}"
+        ));
+        log_queue::flush(FLUSH);
         let tried = tokio::select! {
             biased;
             tried = self.locks.lock(name, wait, lease) => tried,
             signal = self.ended() => {
-                drop(line);
                 self.wait_idle().await;
                 return Ok(WaitOutcome::Ended(signal));
             }
-            never = line.draw() => match never {},
         };
-        drop(line);
         Ok(match tried? {
             TryLock::Acquired(lock) => WaitOutcome::Acquired(lock),
             TryLock::Held { holder, remaining } => WaitOutcome::Held { holder, remaining },
@@ -675,54 +668,5 @@ async fn ended(signals: &Signals) -> i32 {
         if matches!(caught.number, libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU) {
             signals::stop_ourselves();
         }
-    }
-}
-
-/// Shows what the process waits for: one line, or on a terminal a line that also shows the time waited so far.
-struct WaitLine {
-    text: String,
-    most: String,
-    begun: Boottime,
-    terminal: bool,
-}
-
-impl WaitLine {
-    fn new(args: &Exec, why: &str) -> Self {
-        let line = Self {
-            text: show::line(&format!("waiting for lock `{}`: {why}", args.lock)),
-            most: show_duration(args.wait),
-            begun: Boottime::now(),
-            terminal: io::stderr().is_terminal(),
-        };
-        if !line.terminal {
-            remark(&format!("{}; for at most {}", line.text, line.most));
-        }
-        line
-    }
-
-    /// Draws until it is dropped.
-    async fn draw(&self) -> std::convert::Infallible {
-        if !self.terminal {
-            std::future::pending::<()>().await;
-        }
-        let mut frames = FRAMES.into_iter().cycle();
-        loop {
-            let frame = frames.next().unwrap_or(FRAMES[0]);
-            let waited = Boottime::now().since(self.begun).as_secs();
-            let (text, most) = (&self.text, &self.most);
-            let line = format!("\r\x1b[2K{frame} soloist: {text} ({waited}s of {most})");
-            log_queue::write(To::Stderr, line.into_bytes());
-            tokio::time::sleep(FRAME).await;
-        }
-    }
-}
-
-impl Drop for WaitLine {
-    fn drop(&mut self) {
-        if self.terminal {
-            log_queue::write(To::Stderr, b"\r\x1b[2K".to_vec());
-        }
-        // Before what the command itself writes.
-        log_queue::flush(FRAME);
     }
 }

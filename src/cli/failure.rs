@@ -142,57 +142,49 @@ impl Failure {
         }
     }
 
-    /// The message and the hint in one line, for a screen.
-    pub(super) fn in_a_line(&self) -> String {
-        let (message, hint) = match self {
+    /// The message, which is one chain of causes, and the hint. `store`: what to call it.
+    fn words(&self, store: &str) -> (String, Option<String>) {
+        match self {
             Self::Usage { message, hint } | Self::TryAgain { message, hint } => {
                 (message.clone(), hint.clone())
             }
             Self::Missing { message, hint } | Self::Absent { message, hint } => {
                 (message.clone(), Some(hint.clone()))
             }
-            Self::Store(e, _) => (e.to_string(), remedy(e, "the store")),
+            Self::Store(e, _) => (e.to_string(), remedy(e, store)),
             Self::Config(report) => (report.render(false), None),
-            Self::Record(e) => (e.to_string(), None),
-            Self::Output(e) => (e.to_string(), None),
-            Self::Internal(e) => (format!("{e:#}"), None),
-        };
+            Self::Record(e) => {
+                let hint = "a record is only checked as it was written, with all of its lines";
+                (e.to_string(), Some(hint.to_owned()))
+            }
+            Self::Output(e) => (format!("cannot write to stdout: {e}"), None),
+            Self::Internal(e) => {
+                let hint = e.downcast_ref::<store::Error>();
+                (format!("{e:#}"), hint.and_then(|e| remedy(e, store)))
+            }
+        }
+    }
+
+    /// The message and the hint in one line, for a screen.
+    pub(super) fn in_a_line(&self) -> String {
+        let (message, hint) = self.words("the store");
         let hint = hint.map_or(String::new(), |hint| format!("; {hint}"));
         text::line(&format!("{message}{hint}"))
     }
 
     /// Prints the chain of causes on one line, then one hint; to stderr.
     pub fn tell(&self, color: bool) -> Exit {
-        let (chain, hint) = match self {
+        let store = match self {
             Self::Config(report) => {
                 let report = text::coloured(&report.render(color)) + "\n";
                 log_queue::write(To::Stderr, report.into_bytes());
                 return self.exit();
             }
             Self::Output(e) if e.kind() == io::ErrorKind::BrokenPipe => return self.exit(),
-            Self::Record(e) => (
-                e.to_string(),
-                Some(
-                    "a record is only checked as it was written, with all of its lines".to_owned(),
-                ),
-            ),
-            Self::Usage { message, hint } | Self::TryAgain { message, hint } => {
-                (message.clone(), hint.clone())
-            }
-            Self::Missing { message, hint } | Self::Absent { message, hint } => {
-                (message.clone(), Some(hint.clone()))
-            }
-            Self::Store(e, path) => (
-                e.to_string(),
-                remedy(e, &format!("the store that {} names", path.display())),
-            ),
-            Self::Output(e) => (format!("cannot write to stdout: {e}"), None),
-            Self::Internal(e) => (
-                format!("{e:#}"),
-                e.downcast_ref::<store::Error>()
-                    .and_then(|e| remedy(e, "the store")),
-            ),
+            Self::Store(_, path) => format!("the store that {} names", path.display()),
+            _ => "the store".to_owned(),
         };
+        let (chain, hint) = self.words(&store);
         let mut text = format!("soloist: {}\n", text::line(&chain));
         if let Some(hint) = hint {
             text.push_str(&format!("hint: {}\n", text::line(&hint)));
@@ -266,7 +258,7 @@ fn texts(value: &ContextValue) -> Vec<String> {
 }
 
 /// The hint for a store error, in one line.
-pub(super) fn remedy(e: &store::Error, store: &str) -> Option<String> {
+fn remedy(e: &store::Error, store: &str) -> Option<String> {
     Some(match e {
         // The message says what to do.
         store::Error::Unreachable { reason, .. } | store::Error::Refused { reason, .. }

@@ -151,6 +151,11 @@ fn sort(runs: &mut [RunView]) {
 }
 
 pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
+    table(runs, now, with_job, true).render()
+}
+
+/// `when`: with the time since each occurrence.
+pub(super) fn table(runs: &[RunView], now: i64, with_job: bool, when: bool) -> show::Table {
     let mut t = show::Table::new(&[
         "JOB",
         "OCCURRENCE",
@@ -177,7 +182,11 @@ pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
         t.row([
             Cell::new(BOLD, if with_job { r.job.as_str() } else { "" }),
             show::instant(r.occurrence.0).into(),
-            relative(r.occurrence.0, now).into(),
+            if when {
+                relative(r.occurrence.0, now).into()
+            } else {
+                "".into()
+            },
             Cell::new(style_of(r.outcome), outcome),
             exit(r).into(),
             if r.attempt == 0 {
@@ -192,7 +201,7 @@ pub(crate) fn render(runs: &[RunView], now: i64, with_job: bool) -> String {
             Cell::new(PLAIN, r.remarks()),
         ]);
     }
-    t.render()
+    t
 }
 
 #[cfg(test)]

@@ -225,7 +225,7 @@ impl Printer {
         }
     }
 
-    fn for_eyes(&mut self, colour: bool, o: &Output, done: bool) -> String {
+    pub(super) fn for_eyes(&mut self, colour: bool, o: &Output, done: bool) -> String {
         let mut text = String::new();
         for (stream, data) in self.parts(o) {
             let shown = self.begun[stream as usize].push(data);

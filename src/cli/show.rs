@@ -46,8 +46,8 @@ pub(super) fn problems(problems: &[String]) -> String {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Cell {
-    text: String,
-    style: Style,
+    pub text: String,
+    pub style: Style,
 }
 
 impl Cell {
@@ -70,7 +70,16 @@ impl<T: Into<String>> From<T> for Cell {
 #[derive(Debug)]
 pub(super) struct Table {
     head: Vec<&'static str>,
-    rows: Vec<Vec<Cell>>,
+    pub rows: Vec<Vec<Cell>>,
+}
+
+/// A column that has text.
+pub(super) struct Column {
+    /// Which cell of each row.
+    pub cell: usize,
+    pub title: &'static str,
+    pub right: bool,
+    pub width: usize,
 }
 
 impl Table {
@@ -86,36 +95,33 @@ impl Table {
         self.rows.push(cells.into_iter().collect());
     }
 
+    pub(super) fn columns(&self) -> Vec<Column> {
+        let column = |(cell, head): (usize, &&'static str)| {
+            let title = head.trim_start_matches('>');
+            let cells = self.rows.iter().filter_map(|r| r.get(cell));
+            let width = cells.map(|c| c.text.chars().count()).max().unwrap_or(0);
+            (width > 0).then(|| Column {
+                cell,
+                title,
+                right: head.starts_with('>'),
+                width: width.max(title.len()),
+            })
+        };
+        self.head.iter().enumerate().filter_map(column).collect()
+    }
+
     /// Each line ends with a newline.
     pub(super) fn render(&self) -> String {
-        let mut columns = vec![];
-        for (i, head) in self.head.iter().enumerate() {
-            let width = self
-                .rows
-                .iter()
-                .filter_map(|r| r.get(i))
-                .map(|c| c.text.chars().count())
-                .max()
-                .unwrap_or(0);
-            if width > 0 {
-                let title = head.trim_start_matches('>');
-                columns.push((
-                    i,
-                    title,
-                    head.starts_with('>'),
-                    width.max(title.chars().count()),
-                ));
-            }
-        }
+        let columns = self.columns();
         let mut out = String::new();
         let mut put = |cells: &[(&str, Style)]| {
             let mut text = String::new();
             // Lines have no trailing spaces.
             let mut owed = 0;
-            for (&(cell, style), &(_, _, right, width)) in cells.iter().zip(&columns) {
-                let fill = width.saturating_sub(cell.chars().count());
+            for (&(cell, style), column) in cells.iter().zip(&columns) {
+                let fill = column.width.saturating_sub(cell.chars().count());
                 if !cell.is_empty() {
-                    let before = if right { fill } else { 0 };
+                    let before = if column.right { fill } else { 0 };
                     text.push_str(&" ".repeat(owed + before));
                     text.push_str(&paint(style, cell));
                     owed = fill - before;
@@ -127,12 +133,12 @@ impl Table {
             text.push('\n');
             out.push_str(&text);
         };
-        let heads: Vec<_> = columns.iter().map(|c| (c.1, DIM)).collect();
+        let heads: Vec<_> = columns.iter().map(|c| (c.title, DIM)).collect();
         put(&heads);
         for row in &self.rows {
             let cells: Vec<_> = columns
                 .iter()
-                .map(|c| row.get(c.0).map_or(("", PLAIN), |x| (&*x.text, x.style)))
+                .map(|c| row.get(c.cell).map_or(("", PLAIN), |x| (&*x.text, x.style)))
                 .collect();
             put(&cells);
         }

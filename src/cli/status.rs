@@ -2,20 +2,42 @@
 
 use std::collections::{HashMap, HashSet};
 
+use anstyle::Style;
+
 use super::{
     Context, Exit, Failure,
     show::{self, BAD, BOLD, BUSY, Cell, DIM, PLAIN, WARN, count, relative, took},
 };
 use crate::{
     acts,
-    logic::{belief::NEAR, coming::SKIPS_COUNTED, judge},
+    logic::{belief::NEAR, claim::State, coming::SKIPS_COUNTED, judge},
     model::{JobName, RunRecord},
     store::{observe_each, records_each},
     view::{self, InstanceView, JobView, LacksView, LastView, PauseView, StatusView},
     words::{self, command},
 };
 
+/// What earlier looks have read of the jobs.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    states: HashMap<JobName, State>,
+    /// The newest [`judge::RECORDS`] of each job.
+    pub records: HashMap<JobName, Vec<RunRecord>>,
+}
+
 pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
+    let (status, _) = look(ctx, &mut Known::default()).await?;
+    ctx.out.say(&status, || {
+        render(&status) + &repairs(&status, |job| ctx.store.place(job))
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// Looks at the fleet; also returns the jobs whose records were read: those of the others cannot have changed.
+pub(super) async fn look(
+    ctx: &Context,
+    known: &mut Known,
+) -> Result<(StatusView, Vec<JobName>), Failure> {
     let (fleet, _) = ctx.fleet().await?;
     let names: Vec<JobName> = ctx.config.jobs.keys().cloned().collect();
     let states = ctx
@@ -61,21 +83,33 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
             )),
         }
     }
-    let names: Vec<JobName> = status.jobs.iter().map(|j| j.job.clone()).collect();
-    let records = ctx
-        .ask(async || records_each(&*ctx.store, &names, judge::RECORDS).await)
+    let changed = |name: &&JobName| {
+        let (before, now) = (known.states.get(*name), by_name.get(*name));
+        !known.records.contains_key(*name) || before.map(settled) != now.map(settled)
+    };
+    let jobs = status.jobs.iter().map(|j| &j.job);
+    let changed: Vec<JobName> = jobs.filter(changed).cloned().collect();
+    let read = ctx
+        .ask(async || records_each(&*ctx.store, &changed, judge::RECORDS).await)
         .await?;
-    let mut records: HashMap<usize, Vec<RunRecord>> = records.into_iter().collect();
-    for (of, j) in status.jobs.iter_mut().enumerate() {
-        let records = records.remove(&of).unwrap_or_default();
+    let read = read
+        .into_iter()
+        .map(|(of, records)| (changed[of].clone(), records));
+    known.records.extend(read);
+    known.states = by_name;
+    for j in &mut status.jobs {
+        let records = known.records.get(&j.job).map_or(&[][..], |r| r);
         j.judge(false, records.iter().map(RunRecord::decided));
         // Its state would say it, had the store not lost its data since the run began.
-        j.look_at_records(LastView::newest(records));
+        j.look_at_records(LastView::newest(records.iter().cloned()));
     }
-    ctx.out.say(&status, || {
-        render(&status) + &repairs(&status, |job| ctx.store.place(job))
-    })?;
-    Ok(Exit::Ok)
+    Ok((status, changed))
+}
+
+/// Of a state, what changes whenever a record is written.
+fn settled(st: &State) -> impl PartialEq {
+    let open = st.open.iter().map(|o| (o.run.id, o.next_attempt));
+    (st.newest, st.last.clone(), open.collect::<Vec<_>>())
 }
 
 /// Hints for the jobs whose state cannot be read.
@@ -108,46 +142,12 @@ pub(crate) fn render(s: &StatusView) -> String {
         },
         count(s.jobs.len(), "job")
     );
-    text.push_str(&show::problems(&s.problems));
-    if let Some(ahead) = s.clock_doubt_ms {
-        let doubts = |i: &&InstanceView| !i.silent && i.clock_doubt_ms.is_some();
-        let (who, what) = match s.instances.iter().filter(doubts).count() {
-            n if n < live => (format!("{n} of {live} "), "they start nothing"),
-            _ => (String::new(), "nothing is started"),
-        };
-        let warning = format!(
-            "{who}instances do not believe the store's clock, which is {}: {what} until it is corrected",
-            show::apart(ahead)
-        );
-        text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
-    }
-    let apart = |i: &&InstanceView| !i.silent && i.clock_offset_ms.abs() > NEAR.as_millis() as f64;
-    if s.clock_doubt_ms.is_none()
-        && let Some(i) = s.instances.iter().find(apart)
-    {
-        let warning = format!(
-            "the store's clock is {}, compared with the host of {}: occurrences follow the store's clock; correct the \
-             clock that is wrong",
-            show::apart(-i.clock_offset_ms as i64),
-            show::line(i.instance.as_str())
-        );
-        text.push_str(&format!("{}\n", show::paint(BAD, &warning)));
-    }
-    if s.others_configuration() {
-        let file = "the instances run another configuration than the one that this command read: see CONFIG; SIGHUP \
-                    makes an instance read its file again";
-        text.push_str(&format!("{}\n", show::paint(WARN, file)));
-    }
-    if !s.epoch.open {
-        text.push_str(&format!("{}\n", show::paint(WARN, &s.epoch.words)));
-    } else if live == 0 {
-        text.push_str(&format!("{}\n", show::paint(BAD, acts::NOBODY)));
-    } else if s.instances.iter().all(|i| i.silent || i.draining) {
-        text.push_str(&format!("{}\n", show::paint(WARN, view::DRAINED)));
+    for (style, warning) in warnings(s) {
+        text.push_str(&format!("{}\n", show::paint(style, &warning)));
     }
     text.push('\n');
     if !s.instances.is_empty() {
-        text.push_str(&instances(s, now));
+        text.push_str(&instances(s, now).render());
     }
     if !s.jobs.is_empty() {
         if !s.instances.is_empty() {
@@ -155,40 +155,86 @@ pub(crate) fn render(s: &StatusView) -> String {
         }
         text.push_str(&jobs(s, now));
     }
-    text.push_str(&lacks(s));
-    let unknown = unknown_runs(s);
-    if !unknown.is_empty() {
-        let what = format!("this configuration lacks jobs that are running: {unknown}");
-        text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
+    for warning in below(s) {
+        text.push_str(&format!("\n{}\n", show::paint(WARN, &warning)));
     }
     text
 }
 
-/// The jobs of which the notifier may tell nobody.
-fn lacks(s: &StatusView) -> String {
-    s.notifier_lacks.as_ref().map_or_else(String::new, |lacks| {
-        let what = format!(
+/// What is wrong with the fleet as a whole.
+pub(super) fn warnings(s: &StatusView) -> Vec<(Style, String)> {
+    let problem = |p: &String| (BAD, format!("the store: {}", show::line(p)));
+    let mut all: Vec<(Style, String)> = s.problems.iter().map(problem).collect();
+    let live = s.instances.iter().filter(|i| !i.silent).count();
+    if let Some(ahead) = s.clock_doubt_ms {
+        let doubts = |i: &&InstanceView| !i.silent && i.clock_doubt_ms.is_some();
+        let (who, what) = match s.instances.iter().filter(doubts).count() {
+            n if n < live => (format!("{n} of {live} "), "they start nothing"),
+            _ => (String::new(), "nothing is started"),
+        };
+        all.push((
+            BAD,
+            format!(
+                "{who}instances do not believe the store's clock, which is {}: {what} until it is corrected",
+                show::apart(ahead)
+            ),
+        ));
+    }
+    let apart = |i: &&InstanceView| !i.silent && i.clock_offset_ms.abs() > NEAR.as_millis() as f64;
+    if s.clock_doubt_ms.is_none()
+        && let Some(i) = s.instances.iter().find(apart)
+    {
+        all.push((
+            BAD,
+            format!(
+                "the store's clock is {}, compared with the host of {}: occurrences follow the store's clock; correct \
+                 the clock that is wrong",
+                show::apart(-i.clock_offset_ms as i64),
+                show::line(i.instance.as_str())
+            ),
+        ));
+    }
+    if s.others_configuration() {
+        let file = "the instances run another configuration than the one that this command read: see CONFIG; SIGHUP \
+                    makes an instance read its file again";
+        all.push((WARN, file.to_owned()));
+    }
+    if !s.epoch.open {
+        all.push((WARN, s.epoch.words.clone()));
+    } else if live == 0 {
+        all.push((BAD, acts::NOBODY.to_owned()));
+    } else if s.instances.iter().all(|i| i.silent || i.draining) {
+        all.push((WARN, view::DRAINED.to_owned()));
+    }
+    all
+}
+
+/// Which jobs this configuration, or that of the instance which sends the notifications, lacks.
+pub(super) fn below(s: &StatusView) -> Vec<String> {
+    let lacks = s.notifier_lacks.as_ref().map(|lacks| {
+        format!(
             "{} sends the notifications, and its configuration lacks jobs that other instances have: {}",
             show::line(lacks.instance.as_str()),
             lacks.words
-        );
-        format!("\n{}\n", show::paint(WARN, &what))
-    })
-}
-
-/// The runs of jobs that this configuration lacks: `draw on web-1, backup on web-2`.
-fn unknown_runs(s: &StatusView) -> String {
+        )
+    });
     let known: HashSet<&JobName> = s.jobs.iter().map(|j| &j.job).collect();
     let live = s.instances.iter().filter(|i| !i.silent);
     let runs = live.flat_map(|i| i.running.iter().map(move |r| (r, i)));
-    let unknown = runs.filter(|(r, _)| !known.contains(&r.job));
-    let texts: Vec<String> = unknown
+    let unknown: Vec<String> = runs
+        .filter(|(r, _)| !known.contains(&r.job))
         .map(|(r, i)| format!("{} on {}", r.job, show::line(i.instance.as_str())))
         .collect();
-    texts.join(", ")
+    let unknown = (!unknown.is_empty()).then(|| {
+        format!(
+            "this configuration lacks jobs that are running: {}",
+            unknown.join(", ")
+        )
+    });
+    lacks.into_iter().chain(unknown).collect()
 }
 
-fn instances(s: &StatusView, now: i64) -> String {
+pub(super) fn instances(s: &StatusView, now: i64) -> show::Table {
     let mut t = show::Table::new(&[
         "INSTANCE", "HOST", "SEEN", ">CLOCK", "CONFIG", ">JOBS", ">RUNNING", "NOTE",
     ]);
@@ -219,7 +265,7 @@ fn instances(s: &StatusView, now: i64) -> String {
             Cell::new(WARN, instance_note(i)),
         ]);
     }
-    t.render()
+    t
 }
 
 /// `+0.003 s`, `-1.234 s`: always with milliseconds, so that the column is easy to compare.
@@ -287,7 +333,7 @@ fn jobs(s: &StatusView, now: i64) -> String {
 }
 
 /// `web-1 for 3 s`; nobody knows how the run of a silent instance is.
-fn running(j: &JobView, s: &StatusView) -> String {
+pub(super) fn running(j: &JobView, s: &StatusView) -> String {
     let runs: Vec<String> = j
         .running
         .iter()
@@ -305,7 +351,7 @@ fn running(j: &JobView, s: &StatusView) -> String {
     runs.join(", ")
 }
 
-fn next(j: &JobView, s: &StatusView) -> Cell {
+pub(super) fn next(j: &JobView, s: &StatusView) -> Cell {
     match j.next {
         Some(_) if s.nobody_believes => Cell::new(WARN, "when the clock is corrected"),
         Some(_) if s.instances.iter().all(|i| i.silent) => {

@@ -4,16 +4,17 @@ use std::{
     cmp::Reverse,
     collections::{BinaryHeap, HashMap},
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
 use clap::Args;
 use serde::Serialize;
 
-use super::{Exit, Failure, Out, instant, job, remark, show, status};
+use super::{Exit, Failure, Out, ask_briefly, instant, job, remark, show, status};
 use crate::{
     acts,
-    config::{Config, Job, StoreUrl},
+    config::{Config, Job},
     logic::{
         claim::State,
         coming::{Coming, PassedOver},
@@ -93,46 +94,7 @@ struct Seen {
     waits: Option<String>,
 }
 
-/// Reads the states of these jobs. None: there is no store yet, so nobody has paused anything.
-///
-/// # Errors
-/// Why they cannot be read.
-fn look(config: &Config, names: Vec<JobName>) -> Result<Option<Seen>, String> {
-    match &config.store.url {
-        // Only a daemon creates it.
-        StoreUrl::Sqlite(file) if !file.exists() => return Ok(None),
-        StoreUrl::Memory => {
-            return Err(
-                "a `memory:` store exists only inside the one process that runs jobs".into(),
-            );
-        }
-        _ => {}
-    }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .map_err(|e| format!("cannot start the runtime: {e}"))?;
-    let settings = config.store.clone();
-    let asking = runtime.spawn(async move {
-        // Another process may have locked the file.
-        let opened = tokio::task::spawn_blocking(move || store::open(&settings)).await;
-        let store = opened.map_err(|e| e.to_string())?;
-        let store = store.map_err(|e| e.to_string())?;
-        seen(&*store, names).await.map_err(|e| e.to_string())
-    });
-    let seen = runtime.block_on(async { tokio::time::timeout(ASKED_FOR, asking).await });
-    runtime.shutdown_background();
-    let late = |_| {
-        format!(
-            "the store does not answer within {}",
-            show::span(super::millis(ASKED_FOR))
-        )
-    };
-    seen.map_err(late)?.map_err(|e| e.to_string())?.map(Some)
-}
-
-async fn seen(store: &dyn Store, names: Vec<JobName>) -> Result<Seen, store::Error> {
+async fn look(store: &dyn Store, names: Vec<JobName>) -> Result<Seen, store::Error> {
     let fleet = store.heartbeat(None).await?;
     let clock = view::Clock::of(&fleet.value, fleet.now_us.div_euclid(1000));
     let observed = observe_each(store, &names).await?;
@@ -213,9 +175,11 @@ pub(super) fn next(
     let list = upcoming(&jobs, args.from.unwrap_or(now), args.number);
     let listed = |job: &&&Job| list.iter().any(|u| u.job == job.name);
     let listed: Vec<&Job> = jobs.iter().filter(listed).copied().collect();
+    let names: Vec<JobName> = listed.iter().map(|job| job.name.clone()).collect();
+    let ask = |store: Arc<dyn Store>| async move { look(&*store, names).await };
     let seen = match list.is_empty() {
         true => Ok(None),
-        false => look(config, listed.iter().map(|job| job.name.clone()).collect()),
+        false => ask_briefly(config, ASKED_FOR, ask),
     };
     let seen = seen.unwrap_or_else(|why| {
         remark(&format!("pauses and skips are not shown: {why}"));

@@ -71,7 +71,22 @@ impl Why {
 }
 
 pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
-    let (name, job) = ctx.known_job(&args.job).await?;
+    let (mut view, now) = explain(ctx, &args.job, args.at).await?;
+    view.problems = ctx.problems().await;
+    if ctx.out.json {
+        logs::fill(ctx, &mut view.runs).await?;
+    }
+    ctx.out.say(&view, || render(&view, now))?;
+    Ok(Exit::Ok)
+}
+
+/// The second value is the time of the fleet.
+pub(super) async fn explain(
+    ctx: &Context,
+    job: &str,
+    at: Option<i64>,
+) -> Result<(WhyView, i64), Failure> {
+    let (name, job) = ctx.known_job(job).await?;
     let (fleet, clock) = ctx.fleet().await?;
     let decisions = ctx.ask(async || ctx.store.decisions(&name).await).await?;
     let state = ctx.state(&name).await?;
@@ -89,7 +104,7 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
         history: history.into_iter().map(RunView::from).collect(),
         decisions,
     };
-    let at = match args.at {
+    let at = match at {
         Some(ms) => Occurrence(ms),
         None => facts.latest().ok_or_else(|| {
             let trigger = command("trigger", &[name.as_str()]);
@@ -118,13 +133,7 @@ pub(super) async fn why(ctx: &Context, args: &Why) -> Result<Exit, Failure> {
             )
         })?,
     };
-    let mut view = facts.explain(at);
-    view.problems = ctx.problems().await;
-    if ctx.out.json {
-        logs::fill(ctx, &mut view.runs).await?;
-    }
-    ctx.out.say(&view, || render(&view, facts.now))?;
-    Ok(Exit::Ok)
+    Ok((facts.explain(at), facts.now))
 }
 
 /// A decision in words; an unknown one is shown as it is.

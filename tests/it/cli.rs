@@ -4,7 +4,7 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _},
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -15,10 +15,10 @@ use soloist::{
     clock,
     config::{self, Config, Sends},
     logic::claim::{
-        Answer, Claim, DelayedAttempt, Grant, OnCrash, Overlap, Register, Registration, Renew,
-        Renewal, Settle, Settlement, StopRequest, Target,
+        Answer, Claim, DelayedAttempt, OnCrash, Overlap, Register, Registration, Settle,
+        Settlement, Target,
     },
-    model::{InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger},
+    model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Beat, Decision, Info, Store, Tail},
 };
 use tempfile::TempDir;
@@ -75,6 +75,13 @@ impl Files {
 
     fn run(&self, args: &[&str]) -> Ran {
         Ran::of(self.command(args).output().expect("soloist starts"))
+    }
+
+    /// Its stdout and stderr are pipes.
+    fn spawn(&self, args: &[&str]) -> Child {
+        let mut command = self.command(args);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("soloist starts")
     }
 }
 
@@ -606,12 +613,7 @@ fn wrong_usage_exits_64_and_help_0() {
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
     let files = Files::new(JOBS);
-    let mut child = files
-        .command(&["next", "-n", "50000"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("soloist starts");
+    let mut child = files.spawn(&["next", "-n", "50000"]);
     let mut first = String::new();
     let mut out = BufReader::new(child.stdout.take().expect("stdout"));
     out.read_line(&mut first).expect("a first line");
@@ -1094,39 +1096,6 @@ impl Held<'_> {
             .expect("output is kept");
     }
 
-    fn run(&self, attempt: u32, granted_at: i64) -> Run {
-        let grant = Grant {
-            occurrence: self.occurrence,
-            attempt,
-            trigger: self.claim.trigger,
-        };
-        self.claim.run(grant, granted_at)
-    }
-
-    fn wait_for_stop(&self) -> StopRequest {
-        let f = self.fleet;
-        let mut seq = 0;
-        wait_for("a stop request", || {
-            seq += 1;
-            let renew = Renew {
-                late: false,
-                reclaim: String::new(),
-                job: self.claim.job.clone(),
-                run: self.run(1, 0),
-                seq,
-            };
-            match f
-                .runtime
-                .block_on(f.store.renew(&renew))
-                .expect("an answer")
-                .value
-            {
-                Renewal::Renewed(stop) => stop,
-                answer => panic!("{answer:?}"),
-            }
-        })
-    }
-
     fn settle(&self, outcome: Outcome, exit_code: Option<i32>, signal: Option<i32>, output: &str) {
         self.settle_attempt(1, outcome, exit_code, signal, output, None);
     }
@@ -1377,12 +1346,7 @@ fn logs_come_from_any_host_and_follow_until_the_end() {
     );
     held.write(0, "one\n");
     assert_eq!(fleet.run(&["logs", "often"]).ok(), "one\n");
-    let mut following = fleet
-        .files
-        .command(&["logs", "often", "-f"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("soloist starts");
+    let mut following = fleet.files.spawn(&["logs", "often", "-f"]);
     let mut out = BufReader::new(following.stdout.take().expect("stdout"));
     let mut line = String::new();
     out.read_line(&mut line).expect("the first line");
@@ -1435,13 +1399,7 @@ fn trigger_waits_prints_the_output_and_exits_as_the_command_did() {
     ] {
         let key = format!("k{want}");
         let args = ["trigger", "draw", "--key", &key, "--wait"];
-        let child = fleet
-            .files
-            .command(&args)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("soloist starts");
+        let child = fleet.files.spawn(&args);
         let held = fleet.take_trigger("draw");
         held.write(0, "hello\n");
         held.settle(outcome, exit, signal, "hello\nworld\n");
@@ -1486,11 +1444,7 @@ fn the_output_of_each_attempt_of_a_trigger_is_shown() {
     let fleet = Fleet::start();
     let mut child = fleet
         .files
-        .command(&["trigger", "draw", "--key", "k", "--wait"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("soloist starts");
+        .spawn(&["trigger", "draw", "--key", "k", "--wait"]);
     let first = fleet.take_trigger("draw");
     let next_attempt = DelayedAttempt {
         delay_ms: 0,
@@ -1552,13 +1506,7 @@ fn the_output_of_attempts_that_nobody_saw_running_is_shown_too() {
     let third = fleet.claim("draw", key());
     third.write(0, "third");
     // It finds the third attempt running.
-    let mut child = fleet
-        .files
-        .command(&[&args[..], &["--wait"]].concat())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("soloist starts");
+    let mut child = fleet.files.spawn(&[&args[..], &["--wait"]].concat());
     let mut out = BufReader::new(child.stdout.take().expect("stdout"));
     let mut lines = String::new();
     for _ in 0..2 {
@@ -1608,17 +1556,14 @@ fn given_up(ran: &Ran, reason: &str, hint: &str) {
 }
 
 #[test]
-fn to_wait_for_a_trigger_ends_on_a_fleet_that_drains() {
-    let fleet = Fleet::start();
-    let ran = fleet.run_beside("web-1", true, &["trigger", "often", "--wait"]);
-    given_up(&ran, "every live instance is draining", "soloist undrain");
-}
-
-#[test]
-fn to_wait_for_a_trigger_ends_when_no_instance_has_the_job() {
-    let fleet = Fleet::start();
-    let ran = fleet.run_beside("web-1", false, &["trigger", "often", "--wait"]);
-    given_up(&ran, "no live instance claims it", "soloist why often");
+fn to_wait_for_a_trigger_ends_when_nobody_claims_it() {
+    for (drains, reason, hint) in [
+        (true, "every live instance is draining", "soloist undrain"),
+        (false, "no live instance claims it", "soloist why often"),
+    ] {
+        let ran = Fleet::start().run_beside("web-1", drains, &["trigger", "often", "--wait"]);
+        given_up(&ran, reason, hint);
+    }
 }
 
 #[test]
@@ -1708,29 +1653,6 @@ fn pause_resume_and_skip_are_seen_by_the_whole_fleet() {
     );
     let (_, hint) = fleet.run(&["pause", "drow"]).failed(64);
     assert_eq!(hint, "did you mean `draw`?");
-}
-
-#[test]
-fn cancel_waits_for_the_end_and_says_whether_it_came() {
-    let fleet = Fleet::start();
-    assert_eq!(
-        fleet.run(&["cancel", "often"]).ok(),
-        "no run of `often` is active\n"
-    );
-    let held = fleet.claim("often", Target::Scheduled(due()));
-    let child = fleet
-        .files
-        .command(&["cancel", "often", "--json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("soloist starts");
-    assert_eq!(held.wait_for_stop(), StopRequest::Cancelled);
-    held.settle(Outcome::Cancelled, None, Some(15), "");
-    let out = child.wait_with_output().expect("it ends");
-    assert_eq!(out.status.code(), Some(0));
-    let json: Value = serde_json::from_slice(&out.stdout).expect("JSON");
-    assert_eq!(json["ended"], true);
-    assert_eq!(json["runs"][0]["outcome"], "cancelled");
 }
 
 #[test]

@@ -66,31 +66,6 @@ fn a_drained_instance_claims_nothing_more_and_finishes_what_it_runs() {
     fleet.judge(ONCE, &["a", "b", "c", "d", "long"], None);
 }
 
-#[test]
-fn a_lone_instance_that_is_drained_runs_nothing_until_it_is_undrained() {
-    let mut fleet = fleet(1).sqlite().witness("a", "for=5", "").start();
-    fleet.wait_runs(2);
-    fleet.said(&["drain", "i1"]);
-    fleet.wait_log(0, "drain: it claims nothing more");
-    let drained = now_ms() + 1000;
-    wait_until("three instants pass", GENEROUS, || {
-        now_ms() > drained + 3500
-    });
-    let later = |fleet: &Fleet| {
-        fleet
-            .trace()
-            .runs()
-            .iter()
-            .filter(|r| r.occurrence > drained)
-            .count()
-    };
-    assert_eq!(later(&fleet), 0);
-    fleet.said(&["undrain"]);
-    wait_until("it runs again", GENEROUS, || later(&fleet) >= 2);
-    fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
-}
-
 /// People look for a trigger where they put it in.
 #[test]
 fn a_trigger_that_all_drained_instances_miss_is_found_at_its_time() {

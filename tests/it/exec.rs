@@ -639,26 +639,6 @@ fn state(pid: u32) -> Option<char> {
 }
 
 #[test]
-fn a_wait_on_a_terminal_is_one_line_that_goes_away() {
-    let place = Place::sqlite();
-    let mut holder = place.hold(&[]);
-    let mut terminal = Terminal::start(
-        &place,
-        r#""$EXE" exec --lock l --wait 1h -- echo mine; echo "code $?""#,
-    );
-    terminal.wait_shown("waiting for lock `l`: ");
-    // The line is drawn again in the same place.
-    terminal.wait_shown("/ soloist: waiting");
-    place.go();
-    terminal.wait_shown("mine");
-    terminal.wait_shown("code 0");
-    let lines = terminal.screen().matches('\n').count();
-    assert_eq!(lines, 2, "{:?}", terminal.seen);
-    terminal.end();
-    holder.end().assert(0, "", "");
-}
-
-#[test]
 fn somebody_else_has_it() {
     for place in places() {
         let mut holder = place.hold(&[]);
