@@ -11,7 +11,7 @@ use crate::{
     logic::{belief::NEAR, coming::SKIPS_COUNTED, judge},
     model::{JobName, RunRecord},
     store::{observe_each, records_each},
-    view::{self, InstanceView, JobView, LacksView, LastView, PauseView, StatusView},
+    view::{self, InstanceView, JobView, LastView, PauseView, StatusView},
     words::{self, command},
 };
 
@@ -41,13 +41,11 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
         j.unreadable = unreadable.remove(&j.job);
     }
     status.problems = ctx.problems().await;
-    if !ctx.config.channels.is_empty() {
+    let mut jobs = ctx.config.jobs.values();
+    if jobs.any(|job| job.alarms.expect_success_within.is_some()) {
         // Without what the notifier says the rest is shown.
-        let mut jobs = ctx.config.jobs.values();
-        let watched = jobs.any(|job| job.alarms.expect_success_within.is_some());
-        match ctx.store.notices(watched).await {
+        match ctx.store.notices(true).await {
             Ok(said) => {
-                status.notifier_lacks = LacksView::of(said.value.lease.as_deref());
                 for j in &mut status.jobs {
                     if let Some(job) = ctx.config.jobs.get(&j.job) {
                         let noted = view::noted(&said.value, &j.job);
@@ -56,9 +54,9 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
                     }
                 }
             }
-            Err(error) => status.problems.push(format!(
-                "which jobs lack a success is not shown, nor what the notifier lacks: {error}"
-            )),
+            Err(error) => status
+                .problems
+                .push(format!("which jobs lack a success is not shown: {error}")),
         }
     }
     let names: Vec<JobName> = status.jobs.iter().map(|j| j.job.clone()).collect();
@@ -155,25 +153,12 @@ pub(crate) fn render(s: &StatusView) -> String {
         }
         text.push_str(&jobs(s, now));
     }
-    text.push_str(&lacks(s));
     let unknown = unknown_runs(s);
     if !unknown.is_empty() {
         let what = format!("this configuration lacks jobs that are running: {unknown}");
         text.push_str(&format!("\n{}\n", show::paint(WARN, &what)));
     }
     text
-}
-
-/// The jobs of which the notifier may tell nobody.
-fn lacks(s: &StatusView) -> String {
-    s.notifier_lacks.as_ref().map_or_else(String::new, |lacks| {
-        let what = format!(
-            "{} sends the notifications, and its configuration lacks jobs that other instances have: {}",
-            show::line(lacks.instance.as_str()),
-            lacks.words
-        );
-        format!("\n{}\n", show::paint(WARN, &what))
-    })
 }
 
 /// The runs of jobs that this configuration lacks: `draw on web-1, backup on web-2`.

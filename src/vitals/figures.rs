@@ -147,7 +147,7 @@ pub struct Figures {
 /// What became of a message that this instance sent.
 #[cfg(feature = "notify")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum Delivery {
     Sent,
     /// A try.
     Failed,
@@ -156,7 +156,7 @@ pub enum Told {
 }
 
 #[cfg(feature = "notify")]
-impl Told {
+impl Delivery {
     const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::GivenUp];
 
     fn as_str(self) -> &'static str {
@@ -211,15 +211,15 @@ impl Figures {
     #[cfg(feature = "notify")]
     pub fn channels<'a>(&self, names: impl Iterator<Item = &'a String>) {
         for name in names {
-            for told in Told::ALL {
-                self.notifications.add((name.clone(), told.as_str()), 0);
+            for of in Delivery::ALL {
+                self.notifications.add((name.clone(), of.as_str()), 0);
             }
         }
     }
 
     #[cfg(feature = "notify")]
-    pub fn notification(&self, channel: &str, told: Told) {
-        let key = (channel.to_owned(), told.as_str());
+    pub fn notification(&self, channel: &str, of: Delivery) {
+        let key = (channel.to_owned(), of.as_str());
         self.notifications.add(key, 1);
     }
 
