@@ -190,8 +190,8 @@ impl Notifier {
         if self.is_notifier() && !self.role.trusts(now) {
             self.too_late();
         }
-        // Another instance may have jobs of which it tells.
-        if self.is_notifier() && !self.config.tells_anybody() {
+        // Another instance may have jobs of which it tells. What is being sent would be sent again.
+        if self.is_notifier() && !self.config.tells_anybody() && self.under_way.is_empty() {
             self.give_back().await;
         }
         if now >= self.next_lease {

@@ -1,4 +1,5 @@
-//! What a message says: a title, a text, and the same as JSON. Made when it is sent, with what is true of its jobs then.
+//! What a message says: a title, a text, and the same as JSON. Made when it is sent, with what is true of its jobs
+//! then.
 
 mod facts;
 #[cfg(test)]

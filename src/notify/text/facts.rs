@@ -118,13 +118,10 @@ pub(super) fn of_item(item: &Item, s: &Surroundings<'_>, alone: bool) -> String 
         }
         Kind::Overdue => line("no success", &format!("since {}", local(item.since))),
         _ if item.streak > 1 || item.streak > 0 && item.kind == Kind::Recovered => {
-            let name = if item.bad {
-                "bad since"
-            } else {
-                "was bad since"
-            };
+            let name = if item.bad { "is bad" } else { "was bad" };
             let ends = words::count(usize::try_from(item.streak).unwrap_or(0), "bad end");
-            line(name, &format!("{}, {ends} in a row", local(item.since)));
+            let since = local(item.since);
+            line(name, &format!("since {since}, {ends} in a row"));
         }
         _ => {}
     }

@@ -122,7 +122,7 @@ fn the_page_has_messages() {
     overdue.expected = Some(26 * 3_600_000);
     let some: Vec<String> = (1..=3).map(|n| format!("report-{n}")).collect();
     let mut some: Vec<(&str, Kind)> = some.iter().map(|job| (&**job, Kind::Failed)).collect();
-    some.push(("lottery-draw", Kind::Missed));
+    some.push(("lottery-draw", Kind::Failed));
     let mut many = joined(&some);
     many.items.truncate(4);
     let many = text(&many, &[]);
