@@ -525,11 +525,6 @@ impl Contender {
         });
     }
 
-    /// This instance waits for the next attempt of an occurrence.
-    pub fn awaits(&self, job: &JobName, at: Occurrence) -> bool {
-        self.state(job, |s| s.awaits(at)) == Some(true)
-    }
-
     /// Handles a hint from another instance. Hints may be lost: watching and registering find the same facts a little
     /// later.
     pub fn on_event(self: &Arc<Self>, event: &Event) {

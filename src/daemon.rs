@@ -364,7 +364,7 @@ impl Daemon {
         let (shown, config) = watch::channel(Arc::new(self.config.clone()));
         self.notifier = Some(shown);
         self.background
-            .spawn(notifications::serve(notifications::Parts {
+            .spawn(notifications::serve(notifications::Context {
                 config,
                 store: self.contender.store.clone(),
                 clock: self.contender.clock.clone(),

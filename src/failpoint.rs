@@ -27,14 +27,6 @@ pub(crate) fn hurry(time: std::time::Duration) -> std::time::Duration {
     }
 }
 
-/// Takes three seconds when the environment says so.
-#[cfg(feature = "notify")]
-pub(crate) async fn slow(name: &str) {
-    if wanted(name) {
-        tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    }
-}
-
 /// Ends this process when the environment says so.
 pub(crate) fn here(name: &str) {
     if wanted(name) {

@@ -13,9 +13,9 @@ use std::{
 
 use tokio::sync::watch;
 
-pub use self::figures::Figures;
 #[cfg(feature = "notify")]
-pub use self::figures::Told;
+pub use self::figures::Delivery;
+pub use self::figures::Figures;
 
 use crate::{
     clock::Boottime,

@@ -39,8 +39,6 @@ use crate::{
 };
 #[cfg(feature = "notify")]
 use crate::{
-    logic::notify::{Sight, recorded_since},
-    model::job::Job,
     notify::heartbeat::{self, Heartbeats},
     traces::{self, Traces},
 };
@@ -88,11 +86,6 @@ pub struct Holder {
     /// While guards cannot be started: when to try one. Other instances may be able to start theirs.
     failing: Mutex<(Pauses, Option<Boottime>)>,
 }
-
-/// This instance is asked so often whether it waits for the attempt after one that ended here, and the store, whether
-/// that comes.
-#[cfg(feature = "notify")]
-const FOLLOWED_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// This process ends before the outcome is recorded: the guard, or a new process, must record it.
 struct GivenUp;
@@ -241,8 +234,7 @@ impl Holder {
         let this = self.clone();
         let command = self.commands.token();
         self.runs.spawn(async move {
-            let (definition, run) = (granted.job.clone(), granted.run.id);
-            let job = definition.name.clone();
+            let (job, run) = (granted.job.name.clone(), granted.run.id);
             let nudge = Arc::new(Notify::new());
             let entry = HeldRun {
                 job: job.clone(),
@@ -251,73 +243,16 @@ impl Holder {
                 nudge: nudge.clone(),
             };
             this.running.lock().insert(run, entry);
-            let untold = this.hold(&contender, granted, &nudge, command).await;
+            let awaited = this.hold(&contender, granted, &nudge, command).await;
             this.running.lock().remove(&run);
             if let Some(will) = this.runner.last_will() {
                 will.forget(run);
             }
-            let awaited = untold.as_ref().filter(|r| r.outcome != Outcome::Replaced);
-            contender.run_ended(&job, run, awaited.map(|r| r.occurrence));
-            #[cfg(feature = "notify")]
-            if let Some(record) = untold
-                && definition.alarms.heartbeat.is_some()
-            {
-                tokio::spawn(this.tell_if_last(contender, definition, record));
-            }
+            contender.run_ended(&job, run, awaited);
         });
     }
 
-    /// An attempt that another one was to follow, or to replace, is the last if that does not come.
-    #[cfg(feature = "notify")]
-    async fn tell_if_last(
-        self: Arc<Self>,
-        contender: Arc<Contender>,
-        job: Arc<Job>,
-        record: RunRecord,
-    ) {
-        let mut pause = FOLLOWED_AGAIN.0;
-        let mut asked = Boottime::now();
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(pause) => {}
-                () = self.give_up.cancelled() => return,
-            }
-            let awaits = contender.awaits(&job.name, record.occurrence);
-            match awaits {
-                true if Boottime::now().since(asked) < FOLLOWED_AGAIN.1 => continue,
-                true => asked = Boottime::now(),
-                false => pause = FOLLOWED_AGAIN.1,
-            }
-            let Ok(reply) = self.store.observe(std::slice::from_ref(&job.name)).await else {
-                continue;
-            };
-            let Ok(all) = self.store.records(&job.name, store::HISTORY_KEPT).await else {
-                continue;
-            };
-            let newer = recorded_since(all, record.run_id);
-            let sight = Sight {
-                state: reply.value.first().and_then(Option::as_ref),
-                has: contender.job(&job.name).is_some(),
-                now: reply.now_us.div_euclid(1000),
-            };
-            // The state may be of data that this instance knows more of.
-            let followed = match awaits {
-                true => sight.is_held_back(record.occurrence).then_some(false),
-                false => sight.is_followed(&newer, &record),
-            };
-            match followed {
-                None => {}
-                Some(true) => return,
-                Some(false) => {
-                    let end = heartbeat::Moment::Ends(&record);
-                    return (self.heartbeats).send(&job.name, job.alarms.heartbeat.as_ref(), end);
-                }
-            }
-        }
-    }
-
-    /// Handles a run from the grant to the settlement. Returns its record if another attempt, or the run that replaces
-    /// it, is to tell how its job goes on.
+    /// Handles a run from the grant to the settlement. Returns its occurrence if another attempt is to follow.
     // Long: the stages of a run one after the other, and each may be its last.
     async fn hold(
         &self,
@@ -325,7 +260,7 @@ impl Holder {
         mut g: Granted,
         nudge: &Notify,
         command: TaskTrackerToken,
-    ) -> Option<RunRecord> {
+    ) -> Option<Occurrence> {
         failpoint::here("after_grant");
         let (job, run) = (g.job.clone(), g.run.clone());
         let start_by = (run.attempt == 1).then_some(g.start_by);
@@ -478,7 +413,7 @@ impl Holder {
         g: &Granted,
         end: RunEnd,
         next_attempt: Option<DelayedAttempt>,
-    ) -> Option<RunRecord> {
+    ) -> Option<Occurrence> {
         match self.settle(contender, g, &end, next_attempt).await {
             Ok(awaited) => awaited,
             Err(GivenUp) => {
@@ -764,14 +699,15 @@ impl Holder {
         g: &Granted,
         end: &RunEnd,
         next_attempt: Option<DelayedAttempt>,
-    ) -> Result<Option<RunRecord>, GivenUp> {
+    ) -> Result<Option<Occurrence>, GivenUp> {
         contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
         log_end(&record);
         contender.health.figures.ended(&record);
-        let (outcome, follows) = (record.outcome, next_attempt.is_some());
+        let follows = next_attempt.is_some();
+        // How the occurrence ends the last attempt says.
         #[cfg(feature = "notify")]
-        if !is_untold(outcome, follows, false) {
+        if !follows {
             self.heartbeats.send(
                 &g.job.name,
                 g.job.alarms.heartbeat.as_ref(),
@@ -785,13 +721,12 @@ impl Holder {
         };
         let told = self.offer(g, &settle, &with_settlement(end)).await?;
         let lost = told == Settlement::Lost;
-        let record = is_untold(outcome, follows, lost).then(|| settle.record.clone());
         #[cfg(feature = "notify")]
         self.trace(g, settle.record);
         if lost {
             warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
         }
-        Ok(record)
+        Ok((follows && !lost).then_some(g.run.occurrence))
     }
 
     /// Tells the store the outcome until it has it, or this process must end.
@@ -833,13 +768,6 @@ impl Holder {
             }
         }
     }
-}
-
-/// Whether the end of a run says nothing yet of its occurrence. An attempt that another one `follows` is not the end
-/// of it, unless the lease was `lost`. A run that makes room for another one, which may begin on another instance, must
-/// not be told as failed after that has begun.
-fn is_untold(outcome: Outcome, follows: bool, lost: bool) -> bool {
-    outcome == Outcome::Replaced || follows && !lost
 }
 
 /// The log need not warn of it.
@@ -949,19 +877,6 @@ mod tests {
         (end.output_tail, end.output_bytes) = (b"cdefg".to_vec(), 7);
         for (from, rest) in [(0, "cdefg"), (2, "cdefg"), (4, "efg"), (7, ""), (9, "")] {
             assert_eq!(kept_from(&end, from), rest.as_bytes(), "{from}");
-        }
-    }
-
-    #[test]
-    fn an_attempt_that_another_one_follows_is_not_the_last_word() {
-        for (follows, lost, untold) in [
-            (false, false, false),
-            (false, true, false),
-            (true, false, true),
-            (true, true, false),
-        ] {
-            assert_eq!(is_untold(Outcome::Failed, follows, lost), untold);
-            assert!(is_untold(Outcome::Replaced, follows, lost));
         }
     }
 

@@ -1,4 +1,4 @@
-//! Notifications and heartbeats: tells people when the state of a job changes (`keeper`), and tells services that
+//! Notifications and heartbeats: tells people when the state of a job changes (`notifier`), and tells services that
 //! watch jobs when a run starts and ends (`heartbeat`). The rules are in `logic/notify`. Traces use the same `client`.
 //!
 //! Both have threads of their own, each with its own runtime: however slow a server is, no run waits for it. Requests
@@ -7,12 +7,12 @@
 pub(crate) mod client;
 mod email;
 pub(crate) mod heartbeat;
-mod keeper;
+mod notifier;
 mod send;
 mod text;
 mod trouble;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -22,8 +22,8 @@ use crate::{
     clock::StoreClock,
     config::{Channel, Config},
     health::Health,
-    logic::notify::Kind,
-    model::InstanceId,
+    logic::notify::{Item, Kind, Message},
+    model::{InstanceId, JobName},
     store::{Asking, Store},
     words,
 };
@@ -32,7 +32,7 @@ use crate::{
 pub(crate) const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// What the notifier needs of the daemon.
-pub(crate) struct Parts {
+pub(crate) struct Context {
     /// As reloads change it.
     pub(crate) config: watch::Receiver<Arc<Config>>,
     pub(crate) store: Arc<dyn Store>,
@@ -43,10 +43,10 @@ pub(crate) struct Parts {
 }
 
 /// Takes part in electing the fleet's notifier, and is it while elected, until `finish`.
-pub(crate) async fn serve(p: Parts) {
+pub(crate) async fn serve(context: Context) {
     // Here, because the task that receives them belongs to the daemon's runtime.
-    let changes = p.store.changes();
-    let asking = Asking::new(p.store.clone());
+    let changes = context.store.changes();
+    let asking = Asking::new(context.store.clone());
     let (ended, end) = oneshot::channel::<()>();
     let body = move || {
         let _ended = ended;
@@ -55,7 +55,7 @@ pub(crate) async fn serve(p: Parts) {
             .build();
         match runtime {
             Ok(runtime) => {
-                runtime.block_on(keeper::Keeper::new(p, asking, changes).run());
+                runtime.block_on(notifier::Notifier::new(context, asking, changes).run());
                 runtime.shutdown_background();
             }
             Err(error) => error!(%error, "cannot send notifications: no runtime"),
@@ -77,14 +77,12 @@ pub(crate) struct Undelivered {
     pub(crate) why: String,
     /// Another try is not likely to help.
     pub(crate) refused: bool,
-    /// Who of its receivers lacks it. Empty: all of them.
-    pub(crate) lacking: Vec<String>,
-    /// Those of them whom the server refused for good, if it may yet take the message for the others.
-    pub(crate) for_good: Vec<String>,
     /// It may have arrived all the same.
     pub(crate) perhaps: bool,
     /// When to try again, as the server says.
     pub(crate) retry_after: Option<Duration>,
+    /// Who of its receivers lacks it. Empty: all of them.
+    pub(crate) lacking: Vec<String>,
 }
 
 impl Undelivered {
@@ -92,10 +90,16 @@ impl Undelivered {
         Self {
             why: why.into(),
             refused: false,
-            lacking: vec![],
-            for_good: vec![],
             perhaps: false,
             retry_after: None,
+            lacking: vec![],
+        }
+    }
+
+    fn refused(why: impl Into<String>) -> Self {
+        Self {
+            refused: true,
+            ..Self::new(why)
         }
     }
 
@@ -118,12 +122,16 @@ pub(crate) async fn test(
     from: &InstanceId,
     now: i64,
 ) -> Result<String, Undelivered> {
-    let surroundings = text::Surroundings::of(config, from, now);
-    let message = text::test_message(&channel.name, now);
+    let surroundings = text::Surroundings {
+        config,
+        states: &BTreeMap::new(),
+        from,
+        now,
+    };
+    let item = Item::new(JobName::new("test"), Kind::Test, false, now);
+    let message = Message::new(item, &channel.name, now);
     // Mail servers drop a mail whose id they have seen.
     let id = format!("test-{now}-{:08x}", fastrand::u32(..));
     let text = text::Text::of(&message, &id, &surroundings);
-    debug_assert_eq!(message.items.first().map(|i| i.kind), Some(Kind::Test));
-    let to = channel.way.receivers();
-    send::send(channel, to, &text, &config.store_variables).await
+    send::send(channel, &[], &text, &config.store_variables).await
 }

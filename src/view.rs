@@ -15,10 +15,7 @@ use crate::{
         claim::{Last, Open, Pending, State, trigger_is_over},
         coming::{Coming, PassedOver},
         judge::{self, Decided},
-        notify::{
-            Notes,
-            stand::{self, Lease},
-        },
+        notify::{Notes, lease},
     },
     model::{
         FencingToken, InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger,
@@ -328,41 +325,6 @@ pub(crate) struct StatusView {
     pub epoch: EpochView,
     pub instances: Vec<InstanceView>,
     pub jobs: Vec<JobView>,
-    /// Jobs of the fleet that the configuration of the instance lacks that sends the notifications.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub notifier_lacks: Option<LacksView>,
-}
-
-/// Jobs that other instances have, and the instance that sends the fleet's notifications lacks.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[cfg_attr(feature = "http", derive(utoipa::ToSchema))]
-pub(crate) struct LacksView {
-    /// The instance that sends.
-    pub instance: InstanceId,
-    /// The first ten.
-    pub jobs: Vec<JobName>,
-    /// How many more.
-    pub more: u64,
-    /// The channels over which they are told all the same; empty: nobody is told of them.
-    pub channels: Vec<String>,
-    /// The same in words.
-    #[serde(skip)]
-    pub words: String,
-}
-
-impl LacksView {
-    /// `lease`: that of the notifier, as the store has it.
-    pub(crate) fn of(lease: Option<&str>) -> Option<Self> {
-        let lease = Lease::read(lease?).filter(|lease| !lease.over)?;
-        let lacks = lease.lacks?;
-        Some(Self {
-            words: format!("{}: {}", lacks.names(), lacks.told()),
-            instance: lease.holder,
-            jobs: lacks.jobs,
-            more: lacks.more,
-            channels: lacks.channels,
-        })
-    }
 }
 
 impl StatusView {
@@ -715,7 +677,7 @@ pub(crate) fn without_success(state: Option<&State>, noted: Option<i64>) -> Opti
 
 /// The notifier has seen no success of the job since then: since its last one, or since it first saw the job.
 pub(crate) fn noted(said: &Notices, job: &JobName) -> Option<i64> {
-    let note = said.notes.get(&format!("{}{job}", stand::OF_JOB))?;
+    let note = said.notes.get(&format!("{}{job}", lease::OF_JOB))?;
     let notes: Notes = serde_json::from_str(note).ok()?;
     Some(notes.success.unwrap_or(notes.first))
 }
@@ -938,7 +900,6 @@ pub(crate) fn status(
         epoch: epoch(fleet, now),
         jobs: config.jobs.values().map(view).collect(),
         instances,
-        notifier_lacks: None,
     }
 }
 

@@ -3,6 +3,7 @@
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use serde_json::json;
 
 use super::{
     Context, Exit, Failure, Out,
@@ -11,7 +12,7 @@ use super::{
 use crate::{
     clock,
     config::{Config, Sends, Way, nearest},
-    logic::notify::{GivenUp, Kind, stand},
+    logic::notify::{GivenUp, Kind, lease},
     model::{InstanceId, JobName, rfc3339_ms},
     notify as notifications,
 };
@@ -91,51 +92,27 @@ impl Test {
     }
 }
 
-/// A message that was given up.
-#[derive(Debug, Serialize)]
-struct Untold {
-    /// That of the message.
-    id: String,
-    channel: String,
-    at: String,
-    tries: u32,
-    why: String,
-    about: Vec<About>,
-    /// Of how many more it told.
-    more: u64,
-}
-
-#[derive(Debug, Serialize)]
-struct About {
-    job: JobName,
-    kind: Kind,
-}
-
 pub(super) async fn undelivered(ctx: &Context) -> Result<Exit, Failure> {
     let reply = ctx.ask(async || ctx.store.notices(false).await).await?;
-    let note = reply.value.notes.get(stand::GIVEN_UP);
+    let note = reply.value.notes.get(lease::GIVEN_UP);
     let mut all: Vec<GivenUp> = note
         .and_then(|note| serde_json::from_str(note).ok())
         .unwrap_or_default();
     all.reverse();
     let now = reply.now_us.div_euclid(1000);
-    let untold = |g: &GivenUp| Untold {
-        id: g.id.clone(),
-        channel: g.channel.clone(),
-        at: rfc3339_ms(g.at),
-        tries: g.tries,
-        why: g.why.clone(),
-        about: g
-            .about
-            .iter()
-            .map(|(job, kind)| About {
-                job: job.clone(),
-                kind: *kind,
-            })
-            .collect(),
-        more: g.more,
-    };
-    let views: Vec<Untold> = all.iter().map(untold).collect();
+    let about = |(job, kind): &(JobName, Kind)| json!({ "job": job, "kind": kind });
+    let views = all.iter().map(|g| {
+        json!({
+            "id": g.id,
+            "channel": g.channel,
+            "at": rfc3339_ms(g.at),
+            "tries": g.tries,
+            "why": g.why,
+            "about": g.about.iter().map(about).collect::<Vec<_>>(),
+            "more": g.more,
+        })
+    });
+    let views: Vec<serde_json::Value> = views.collect();
     ctx.out.say(&views, || render(&all, now))?;
     Ok(Exit::Ok)
 }

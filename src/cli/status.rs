@@ -13,7 +13,7 @@ use crate::{
     logic::{belief::NEAR, claim::State, coming::SKIPS_COUNTED, judge},
     model::{JobName, RunRecord},
     store::{observe_each, records_each},
-    view::{self, InstanceView, JobView, LacksView, LastView, PauseView, StatusView},
+    view::{self, InstanceView, JobView, LastView, PauseView, StatusView},
     words::{self, command},
 };
 
@@ -63,13 +63,11 @@ pub(super) async fn look(
         j.unreadable = unreadable.remove(&j.job);
     }
     status.problems = ctx.problems().await;
-    if !ctx.config.channels.is_empty() {
+    let mut jobs = ctx.config.jobs.values();
+    if jobs.any(|job| job.alarms.expect_success_within.is_some()) {
         // Without what the notifier says the rest is shown.
-        let mut jobs = ctx.config.jobs.values();
-        let watched = jobs.any(|job| job.alarms.expect_success_within.is_some());
-        match ctx.store.notices(watched).await {
+        match ctx.store.notices(true).await {
             Ok(said) => {
-                status.notifier_lacks = LacksView::of(said.value.lease.as_deref());
                 for j in &mut status.jobs {
                     if let Some(job) = ctx.config.jobs.get(&j.job) {
                         let noted = view::noted(&said.value, &j.job);
@@ -155,7 +153,7 @@ pub(crate) fn render(s: &StatusView) -> String {
         }
         text.push_str(&jobs(s, now));
     }
-    for warning in below(s) {
+    if let Some(warning) = below(s) {
         text.push_str(&format!("\n{}\n", show::paint(WARN, &warning)));
     }
     text
@@ -209,15 +207,8 @@ pub(super) fn warnings(s: &StatusView) -> Vec<(Style, String)> {
     all
 }
 
-/// Which jobs this configuration, or that of the instance which sends the notifications, lacks.
-pub(super) fn below(s: &StatusView) -> Vec<String> {
-    let lacks = s.notifier_lacks.as_ref().map(|lacks| {
-        format!(
-            "{} sends the notifications, and its configuration lacks jobs that other instances have: {}",
-            show::line(lacks.instance.as_str()),
-            lacks.words
-        )
-    });
+/// The running jobs that this configuration lacks.
+pub(super) fn below(s: &StatusView) -> Option<String> {
     let known: HashSet<&JobName> = s.jobs.iter().map(|j| &j.job).collect();
     let live = s.instances.iter().filter(|i| !i.silent);
     let runs = live.flat_map(|i| i.running.iter().map(move |r| (r, i)));
@@ -225,13 +216,12 @@ pub(super) fn below(s: &StatusView) -> Vec<String> {
         .filter(|(r, _)| !known.contains(&r.job))
         .map(|(r, i)| format!("{} on {}", r.job, show::line(i.instance.as_str())))
         .collect();
-    let unknown = (!unknown.is_empty()).then(|| {
+    (!unknown.is_empty()).then(|| {
         format!(
             "this configuration lacks jobs that are running: {}",
             unknown.join(", ")
         )
-    });
-    lacks.into_iter().chain(unknown).collect()
+    })
 }
 
 pub(super) fn instances(s: &StatusView, now: i64) -> show::Table {

@@ -186,8 +186,8 @@ impl Written {
 
     /// Channels over which nobody is told of any job.
     fn unused(&self, found: &mut Collector<'_>, config: &Config) {
-        let of_jobs = config.jobs.values().flat_map(|job| &job.alarms.notify);
-        let used: BTreeSet<&String> = of_jobs.chain(&config.default_channels).collect();
+        let jobs = config.jobs.values();
+        let used: BTreeSet<&String> = jobs.flat_map(|job| &job.alarms.notify).collect();
         for (name, span) in &self.places.channels {
             if used.contains(name) {
                 continue;

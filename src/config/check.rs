@@ -161,7 +161,6 @@ pub(super) fn config<'t>(
         limits: limits?,
         http: http?,
         channels,
-        default_channels: file.defaults.notify.or_usual(&keys::Job::usual().notify)?,
         jobs,
         store_variables: r
             .variables

@@ -174,9 +174,6 @@ pub(super) fn config(config: &Config, sqlite: &str) -> String {
             .text("type", channel.kind)
             .show("rules", &channel.rules);
     }
-    for channel in &config.default_channels {
-        canon.text("default_notify", channel);
-    }
     for (name, job) in &config.jobs {
         canon.text("job", name.as_str()).text("is", &job.digest);
         canon.text(

@@ -198,8 +198,6 @@ pub struct Config {
     pub http: Option<Http>,
     /// Empty: nobody is told anything.
     pub channels: Channels,
-    /// The channels of `[defaults]`: they are also told of jobs that other instances have and this configuration lacks.
-    pub default_channels: Vec<String>,
     /// The jobs by their names.
     pub jobs: BTreeMap<JobName, Arc<Job>>,
     /// The environment variables that `[store]`, `[http]` and `[notify]` expand: commands do not get them.
@@ -212,7 +210,7 @@ impl Config {
     /// There is a channel that some job uses.
     pub fn tells_anybody(&self) -> bool {
         let mut jobs = self.jobs.values();
-        !self.default_channels.is_empty() || jobs.any(|job| !job.alarms.notify.is_empty())
+        jobs.any(|job| !job.alarms.notify.is_empty())
     }
 }
 

@@ -82,7 +82,7 @@ pub struct Figures {
 /// What became of a message that this instance sent.
 #[cfg(feature = "notify")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
+pub enum Delivery {
     Sent,
     /// A try.
     Failed,
@@ -91,7 +91,7 @@ pub enum Told {
 }
 
 #[cfg(feature = "notify")]
-impl Told {
+impl Delivery {
     const ALL: [Self; 3] = [Self::Sent, Self::Failed, Self::GivenUp];
 
     fn as_str(self) -> &'static str {
@@ -196,7 +196,7 @@ impl Figures {
     #[cfg(feature = "notify")]
     pub fn channels<'a>(&self, names: impl Iterator<Item = &'a String>) {
         for name in names {
-            for told in Told::ALL {
+            for told in Delivery::ALL {
                 let result = ("result", told.as_str());
                 add(&self.notifications, [("channel", name), result], 0);
             }
@@ -204,7 +204,7 @@ impl Figures {
     }
 
     #[cfg(feature = "notify")]
-    pub fn notification(&self, channel: &str, told: Told) {
+    pub fn notification(&self, channel: &str, told: Delivery) {
         let result = ("result", told.as_str());
         add(&self.notifications, [("channel", channel), result], 1);
     }

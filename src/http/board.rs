@@ -36,11 +36,11 @@ use crate::{
         coming::Coming,
         judge,
         median::median,
-        notify::{GivenUp, stand},
+        notify::{GivenUp, lease},
     },
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Asking, Changed},
-    view::{self, Clock, EpochView, InstanceView, JobView, LacksView, LastView, Time},
+    view::{self, Clock, EpochView, InstanceView, JobView, LastView, Time},
 };
 
 /// How many ended runs of each job the board has.
@@ -259,8 +259,6 @@ pub(super) struct Inner {
     names: BTreeSet<InstanceId>,
     /// The messages that were given up, by their ids, as the fleet remembers them.
     given_up: BTreeSet<String>,
-    /// The jobs that the notifier's configuration lacks, as they were last told.
-    lacks: Option<LacksView>,
 }
 
 struct Entry {
@@ -328,7 +326,6 @@ impl Board {
                 incarnation: "".into(),
                 names: BTreeSet::new(),
                 given_up: BTreeSet::new(),
-                lacks: None,
             }),
             latest: watch::Sender::new(0),
         };
@@ -539,17 +536,12 @@ impl Board {
         let Ok(reply) = store.ask(|s| async move { s.notices(false).await }).await else {
             return;
         };
-        let note = reply.value.notes.get(stand::GIVEN_UP);
+        let note = reply.value.notes.get(lease::GIVEN_UP);
         let all: Vec<GivenUp> = note
             .and_then(|note| serde_json::from_str(note).ok())
             .unwrap_or_default();
         if all.iter().any(|g| !self.read().given_up.contains(&g.id)) {
             self.change(|inner| inner.given_up(&all));
-        }
-        let lacks = LacksView::of(reply.value.lease.as_deref());
-        if lacks != self.read().lacks {
-            let at = reply.now_us.div_euclid(1000);
-            self.change(|inner| inner.lacks(lacks, at));
         }
     }
 
@@ -954,22 +946,6 @@ impl Inner {
         for name in before.into_iter().chain(others(self)) {
             self.ring.push(now, Kind::Job(name));
         }
-    }
-
-    fn lacks(&mut self, lacks: Option<LacksView>, at: i64) {
-        if let Some(lacks) = &lacks {
-            let count = lacks.jobs.len() as u64 + lacks.more;
-            let job = lacks.jobs.first().filter(|_| count == 1);
-            let feed = Feed {
-                job: job.cloned(),
-                instance: Some(lacks.instance.clone()),
-                reason: Some(lacks.words.clone()),
-                count: Some(count),
-                ..Feed::default()
-            };
-            self.ring.push(at, Kind::Feed("lacks_jobs", Box::new(feed)));
-        }
-        self.lacks = lacks;
     }
 
     fn given_up(&mut self, all: &[GivenUp]) {

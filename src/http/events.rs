@@ -79,7 +79,7 @@ pub(super) struct Feed {
     /// The key of a trigger, if a person gave it one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) key: Option<String>,
-    /// Why the job is paused, or a message was not delivered; or which jobs the notifier lacks, and who is told.
+    /// Why the job is paused, or a message was not delivered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
     /// Who asked for it: the name of a token, `alice@web-1`, or `http@HOST`.
@@ -244,7 +244,6 @@ enum EventKind {
     DataLost,
     Configuration,
     Undelivered,
-    LacksJobs,
 }
 
 /// What an event says.

@@ -1,25 +1,19 @@
 //! Who is told what of a job, and when: pure. The store keeps the notes of each job and the messages that wait; one
-//! instance of the fleet, the notifier, judges records by these rules and sends (src/notify). [`stand`] says which
+//! instance of the fleet, the notifier, judges records by these rules and sends (src/notify). [`lease`] says which
 //! instance that is.
 
-mod sight;
-pub mod stand;
+pub mod lease;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
     logic::{claim::State, median::median},
-    model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger, Wait},
+    model::{JobName, Occurrence, Outcome, RunRecord, Trigger},
 };
-
-pub use self::sight::{OFF_MS, Sight, recorded_since};
 
 /// What can be told of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -37,8 +31,6 @@ pub enum Kind {
     Recovered,
     /// No success within `expect_success_within`.
     Overdue,
-    /// The state changed several times, which was not told one by one.
-    Flapping,
     /// `soloist notify test` sent it.
     Test,
 }
@@ -57,7 +49,6 @@ impl Kind {
             Self::TooShort => "too_short",
             Self::Recovered => "recovered",
             Self::Overdue => "overdue",
-            Self::Flapping => "flapping",
             Self::Test => "test",
         }
     }
@@ -73,38 +64,25 @@ pub struct Rules {
     pub late_after_ms: i64,
 }
 
-/// Within this time of each other a job's changes of state are told one by one at most [`PROMPT`] times, ms.
-pub const SETTLED_MS: i64 = 60_000;
-/// See [`SETTLED_MS`]: that it failed, and that it recovered.
-pub const PROMPT: usize = 2;
-/// A job whose state goes on changing is told of at most so seldom, ms.
-pub const SELDOM_MS: i64 = 3_600_000;
+/// A channel is told of at most so many changes of a job in an hour.
+pub const HOURLY: usize = 6;
+const HOUR_MS: i64 = 3_600_000;
 /// How many successful runs a job's usual duration is the median of, and at least.
 const USUAL_OF: usize = 9;
 const USUAL_LEAST: usize = 5;
-/// Such a factor, and such a difference, make a duration unusual.
+/// A duration is unusual if it differs by this factor, and by this many ms.
 const UNUSUAL: (i64, i64) = (3, 10_000);
 /// How many judged records are known by name: the newest may be replaced by another record of the same run.
 const SEEN: usize = 6;
 
-/// The most attempts of a job that wait for others of their occurrences: the oldest beyond them count as ends.
-const AWAITED: usize = 20;
-
 /// What is noted of one job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Notes {
-    /// The names of the newest records that were judged, newest first.
+    /// The names of the newest records that were read, newest first.
     pub seen: Vec<String>,
-    /// Bad ends of attempts that others are to follow, oldest first: one of each occurrence. If none follows, the
-    /// attempt was the last one.
+    /// Bad ends of attempts that others may follow, oldest first. If none follows, the attempt was the last one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub awaited: Vec<RunRecord>,
-    /// Over which channels they are told, if the configuration does not have the job any more then.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub awaited_for: Vec<String>,
-    /// How the first attempts of occurrences started whose last attempts are not judged yet, oldest first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub first_starts: Vec<FirstStart>,
+    pub undecided: Vec<RunRecord>,
     /// When it was first noted, Unix ms.
     pub first: i64,
     /// When a run of it last succeeded, Unix ms.
@@ -118,21 +96,35 @@ pub struct Notes {
     pub durations: Vec<i64>,
     /// By channel.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub told: BTreeMap<String, Told>,
+    pub channels: BTreeMap<String, ChannelNotes>,
     /// Since when nobody is told of the job, because the configuration does not have it, or names no channel for it,
     /// Unix ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unwatched: Option<i64>,
 }
 
-/// How late the first attempt of a planned occurrence started.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct FirstStart {
-    pub of: Occurrence,
-    pub lateness_ms: i64,
-    /// What it waited for longest.
+/// What one channel was told of a job.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChannelNotes {
+    /// The number of bad ends in a row, and the time of the first.
+    pub streak: u64,
+    pub since: i64,
+    /// [`Rules::after`] ends were bad.
+    pub bad: bool,
+    /// The channel was told that the job is bad.
+    pub told_bad: bool,
+    /// Of the last bad end: a success of an older occurrence, which took longer, makes nothing good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waited: Option<(Wait, u64)>,
+    pub bad_of: Option<Occurrence>,
+    /// When the last changes were told, oldest first: at most [`HOURLY`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub told_at: Vec<i64>,
+    /// The number of changes since then.
+    #[serde(default)]
+    pub changes: u64,
+    /// The last change, if it is to be told once [`HOURLY`] allows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub untold: Option<Box<Item>>,
 }
 
 #[expect(
@@ -143,57 +135,11 @@ fn is_false(b: &bool) -> bool {
     !b
 }
 
-/// A job, as one channel sees it.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Told {
-    /// It is bad since so many ends, and since this time; 0: it is good.
-    pub streak: u64,
-    pub since: i64,
-    /// [`Rules::after`] ends were bad.
-    pub bad: bool,
-    /// Whose bad end counted last. It counts once: of an attempt that was told because a pause held the next one back,
-    /// that one may end as badly. A success of an older occurrence, which took longer, makes nothing good.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub counted: Option<Occurrence>,
-    /// When a change was last told, oldest first: at most [`PROMPT`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub recent: Vec<i64>,
-    /// Its changes are not told one by one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub held: Option<Held>,
-}
-
-/// Changes that are told together, later.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Held {
-    pub since: i64,
-    pub until: i64,
-    pub changes: u64,
-    /// What the last of them was.
-    pub kind: Kind,
-    /// The run that made it bad last.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub last_bad: Option<Box<RunRecord>>,
-}
-
-/// Something that a channel is to be told.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
-    pub channel: String,
-    pub kind: Kind,
-    /// The job is bad now.
-    pub bad: bool,
-    /// So many bad ends in a row, and since when.
-    pub streak: u64,
-    pub since: i64,
-    /// If it is flapping: how often the state changed, which run made it bad last, and when the next summary may come.
-    pub changes: u64,
-    pub last_bad: Option<Box<RunRecord>>,
-    pub again_at: Option<i64>,
-}
+/// A channel of a job, with its rules.
+pub type ChannelRules<'a> = (&'a str, &'a Rules);
 
 /// The name of a record among those of its job. A run may get a second record, with another outcome.
-pub fn name(r: &RunRecord) -> String {
+fn name(r: &RunRecord) -> String {
     match r.run_id {
         Some(id) => format!("{id}:{}", r.outcome),
         None => format!("{}:{}:{}", r.occurrence.0, r.outcome, r.count),
@@ -205,17 +151,6 @@ pub fn made_at(r: &RunRecord) -> i64 {
     r.finished_at.or(r.started_at).unwrap_or(r.occurrence.0)
 }
 
-/// What is to be done about the notes of a job.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Watch {
-    /// They stay as they are.
-    Same,
-    /// They become these.
-    Becomes(Notes),
-    /// They are not needed any more.
-    Forget,
-}
-
 impl Notes {
     pub fn new(now: i64) -> Self {
         Self {
@@ -224,203 +159,124 @@ impl Notes {
         }
     }
 
-    /// Whether anybody is told of the job now. Its notes stay for a while after it was removed: an instance may have
-    /// another configuration for a moment, and a job that comes back is not told anew.
-    pub fn watch(&self, watched: bool, now: i64) -> Watch {
-        let unwatched = match (watched, self.unwatched) {
-            (true, None) => return Watch::Same,
-            (true, Some(_)) => None,
-            (false, None) => Some(now),
-            (false, Some(since)) if now.saturating_sub(since) >= FORGET_MS => return Watch::Forget,
-            (false, Some(_)) => return Watch::Same,
-        };
-        Watch::Becomes(Self {
-            unwatched,
-            ..self.clone()
-        })
-    }
-
     /// Of these records, newest first, how many are new; None: perhaps more than there are.
-    pub fn unjudged(&self, records: &[RunRecord]) -> Option<usize> {
+    pub fn unseen(&self, records: &[RunRecord]) -> Option<usize> {
         records.iter().position(|r| self.seen.contains(&name(r)))
     }
 
-    /// Notes the record without telling anybody.
-    pub fn note(&mut self, r: &RunRecord) {
-        let name = name(r);
-        // An attempt that turns out to be the last was seen before.
-        if !self.seen.contains(&name) {
-            self.seen.insert(0, name);
-            self.seen.truncate(SEEN);
+    /// Takes in new records, oldest first. Returns those that say how an occurrence ended: a bad end of an attempt does
+    /// not, if another attempt followed or may follow. `state`: read before the records, so that an occurrence that is
+    /// not open has its last record.
+    pub fn take_in(&mut self, new: Vec<RunRecord>, state: Option<&State>) -> Vec<RunRecord> {
+        for r in &new {
+            self.seen.insert(0, name(r));
         }
-        if r.outcome == Outcome::Succeeded {
-            self.success = self.success.max(Some(made_at(r)));
-            if let Some(ms) = r.duration_ms {
-                self.durations.insert(0, ms);
-                self.durations.truncate(USUAL_OF);
+        self.seen.truncate(SEEN);
+        let all = [std::mem::take(&mut self.undecided), new].concat();
+        let is_open = |at| state.is_some_and(|st| st.open.iter().any(|o| o.run.occurrence == at));
+        let mut ends = vec![];
+        for (n, r) in all.iter().enumerate() {
+            // A newer occurrence that replaced the next attempt says nothing of this one.
+            let follows = |later: &RunRecord| {
+                later.occurrence == r.occurrence && later.outcome != Outcome::Replaced
+            };
+            match r.outcome.is_bad() {
+                true if all[n + 1..].iter().any(follows) => {}
+                true if is_open(r.occurrence) => self.undecided.push(r.clone()),
+                _ => ends.push(r.clone()),
             }
         }
+        ends
     }
 
-    /// The attempts that others were to follow, and none did: they are to be judged, before the new records, of which
-    /// `new` are all. These were read after the state: a later attempt of an occurrence that is not open has its
-    /// record.
-    pub fn dropped(&mut self, new: &[RunRecord], sight: Sight<'_>) -> Vec<RunRecord> {
-        let mut all = std::mem::take(&mut self.awaited);
-        all.retain(|r| !new.iter().any(|other| counts_after(other, r)));
-        let many = all.len().saturating_sub(AWAITED);
-        let (out, awaited) = (all.into_iter().enumerate())
-            .partition::<Vec<_>, _>(|(n, r)| *n < many || !sight.is_open(r.occurrence));
-        self.awaited = awaited.into_iter().map(|(_, r)| r).collect();
-        out.into_iter().map(|(_, r)| r).collect()
+    /// Judges the last record of an occurrence. Returns what the channels are to be told.
+    pub fn judge(
+        &mut self,
+        channels: &[ChannelRules<'_>],
+        r: &RunRecord,
+        now: i64,
+    ) -> Vec<(String, Item)> {
+        let (usual, success) = (self.usual(), r.outcome == Outcome::Succeeded);
+        let mut out = vec![];
+        for (channel, rules) in channels {
+            let notes = self.channels.entry((*channel).to_owned()).or_default();
+            let bad = complaint(r, rules, usual);
+            if bad.is_some() || success {
+                notes.end(rules, bad, r, self.overdue);
+                out.extend(notes.tell(now).map(|item| ((*channel).to_owned(), item)));
+            }
+        }
+        self.overdue &= !success;
+        self.note_success(r);
+        out
     }
 
-    /// Whether a new record is not to be judged, but only noted: that of an attempt that another one follows or is to
-    /// follow. `newer`: the new records after it, as for [`Notes::dropped`].
-    pub fn passes_over(&mut self, r: &RunRecord, newer: &[RunRecord], sight: Sight<'_>) -> bool {
-        let same = |other: &RunRecord| {
-            counts_after(other, r) && (other.attempt > r.attempt || name(other) != name(r))
-        };
-        if !r.outcome.is_bad() {
-            return false;
+    /// Notes a record without telling anybody.
+    pub fn note_success(&mut self, r: &RunRecord) {
+        if r.outcome != Outcome::Succeeded {
+            return;
         }
-        let follows = newer.iter().any(same);
-        let awaited = !follows && sight.is_open(r.occurrence);
-        if awaited {
-            self.awaited.push(r.clone());
+        self.success = self.success.max(Some(made_at(r)));
+        if let Some(ms) = r.duration_ms {
+            self.durations.insert(0, ms);
+            self.durations.truncate(USUAL_OF);
         }
-        if follows || awaited {
-            self.note(r);
-            self.note_first_start(r);
-        }
-        follows || awaited
-    }
-
-    fn note_first_start(&mut self, r: &RunRecord) {
-        let late = r.lateness_ms.filter(|ms| *ms > 0);
-        if let Some(lateness_ms) = late.filter(|_| is_planned(r)) {
-            self.first_starts.push(FirstStart {
-                of: r.occurrence,
-                lateness_ms,
-                waited: r.waited,
-            });
-            // Those whose last attempt no notifier ever saw.
-            let many = self.first_starts.len().saturating_sub(AWAITED);
-            self.first_starts.drain(..many);
-        }
-    }
-
-    /// Makes the record of the last attempt of an occurrence as late as the first attempt was: people expect the
-    /// occurrence at its time, however often it is tried.
-    pub fn start_as_first(&mut self, r: &mut RunRecord) {
-        let first = self.first_starts.iter().rfind(|f| f.of == r.occurrence);
-        let first = first.cloned();
-        self.first_starts.retain(|f| f.of != r.occurrence);
-        if r.attempt > 1 {
-            r.lateness_ms = first.as_ref().map(|f| f.lateness_ms);
-            r.waited = first.and_then(|f| f.waited);
-        }
-    }
-
-    /// The job is told over these channels now.
-    pub fn watched_by(&mut self, channels: &[String]) {
-        self.awaited_for = match self.awaited.is_empty() {
-            true => vec![],
-            false => channels.to_vec(),
-        };
     }
 
     /// The usual duration of a successful run, ms.
-    pub fn usual(&self) -> Option<i64> {
-        if self.durations.len() < USUAL_LEAST {
-            return None;
-        }
-        median(self.durations.clone())
+    fn usual(&self) -> Option<i64> {
+        (self.durations.len() >= USUAL_LEAST)
+            .then(|| median(self.durations.clone()))
+            .flatten()
     }
 
-    /// Judges a record that is the last of its occurrence. See also [`Notes::start_as_first`].
-    pub fn judge<'a>(
-        &mut self,
-        channels: impl Iterator<Item = (&'a str, &'a Rules)>,
-        r: &RunRecord,
-        now: i64,
-    ) -> Vec<Verdict> {
-        let usual = self.usual();
-        let success = r.outcome == Outcome::Succeeded;
-        let overdue = self.overdue;
-        let mut out = vec![];
-        for (channel, rules) in channels {
-            let told = self.told.entry(channel.to_owned()).or_default();
-            let bad = complaint(r, rules, usual);
-            if bad.is_none() && !success {
-                continue;
-            }
-            out.extend(told.end(channel, rules, bad, r, overdue, now));
-        }
-        if success {
-            self.overdue = false;
-        }
-        self.note(r);
-        out
+    fn is_overdue(&self, within: Option<i64>, now: i64) -> bool {
+        let since = self.success.unwrap_or(self.first);
+        within.is_some_and(|within| now - since >= within)
     }
 
-    /// What the passing of time alone makes to be told. `within`: see `expect_success_within`.
-    pub fn passes<'a>(
+    /// Whether [`Notes::time_passes`] has something to tell.
+    pub fn is_due(&self, within: Option<i64>, now: i64) -> bool {
+        let mut channels = self.channels.values();
+        !self.overdue && self.is_overdue(within, now)
+            || channels.any(|c| c.untold.is_some() && c.has_room(now))
+    }
+
+    /// What the channels are to be told because of the time. `within`: see `expect_success_within`.
+    pub fn time_passes(
         &mut self,
-        channels: impl Iterator<Item = (&'a str, &'a Rules)>,
+        job: &JobName,
+        channels: &[ChannelRules<'_>],
         within: Option<i64>,
         now: i64,
-    ) -> Vec<Verdict> {
-        let since = self.success.unwrap_or(self.first);
-        let overdue = !self.overdue && within.is_some_and(|within| now - since >= within);
+    ) -> Vec<(String, Item)> {
+        let overdue = !self.overdue && self.is_overdue(within, now);
         self.overdue |= overdue;
         let mut out = vec![];
-        for (channel, rules) in channels {
-            let told = self.told.entry(channel.to_owned()).or_default();
+        for (channel, _) in channels {
             if overdue {
-                out.push(Verdict {
-                    channel: channel.to_owned(),
-                    kind: Kind::Overdue,
-                    bad: true,
-                    streak: told.streak,
-                    since,
-                    changes: 0,
-                    last_bad: None,
-                    again_at: None,
-                });
+                let item = Item {
+                    expected: within,
+                    never: self.success.is_none(),
+                    ..Item::new(
+                        job.clone(),
+                        Kind::Overdue,
+                        true,
+                        self.success.unwrap_or(self.first),
+                    )
+                };
+                out.push(((*channel).to_owned(), item));
             }
-            out.extend(told.passes(channel, rules, self.overdue, now));
+            let notes = self.channels.entry((*channel).to_owned()).or_default();
+            out.extend(notes.tell(now).map(|item| ((*channel).to_owned(), item)));
         }
         out
     }
-
-    /// When [`Notes::passes`] is to be asked next, Unix ms.
-    pub fn due(&self, within: Option<i64>) -> Option<i64> {
-        let overdue = within
-            .filter(|_| !self.overdue)
-            .map(|within| self.success.unwrap_or(self.first).saturating_add(within));
-        let held = self
-            .told
-            .values()
-            .filter_map(|t| Some(t.held.as_ref()?.until));
-        held.chain(overdue).min()
-    }
 }
 
-/// The later record says how the occurrence ended: one that a newer occurrence replaced says nothing of it.
-fn counts_after(later: &RunRecord, r: &RunRecord) -> bool {
-    later.occurrence == r.occurrence && later.outcome != Outcome::Replaced
-}
-
-/// A first attempt that was to start at the instant of its occurrence.
-fn is_planned(r: &RunRecord) -> bool {
-    matches!(r.trigger, Trigger::Schedule | Trigger::CatchUp) && r.attempt == 1
-}
-
-/// What the channel calls bad about a run. None: nothing, or it is neither good nor bad.
-fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<Kind> {
-    let (factor, least) = UNUSUAL;
-    let lasting = r.duration_ms.zip(usual);
+/// What the channel calls bad about a run. None: nothing, or it is neither good nor bad. With what was expected of the
+/// run, ms.
+fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<(Kind, Option<i64>)> {
     let kind = match r.outcome {
         Outcome::Failed => Kind::Failed,
         Outcome::TimedOut => Kind::TimedOut,
@@ -429,134 +285,147 @@ fn complaint(r: &RunRecord, rules: &Rules, usual: Option<i64>) -> Option<Kind> {
         Outcome::LeaseLost => Kind::LeaseLost,
         Outcome::Missed => Kind::Missed,
         Outcome::Succeeded => {
-            let planned = is_planned(r) || r.attempt > 1;
+            let (factor, least) = UNUSUAL;
+            let planned =
+                matches!(r.trigger, Trigger::Schedule | Trigger::CatchUp) && r.attempt == 1;
             let late = planned && r.lateness_ms.is_some_and(|ms| ms >= rules.late_after_ms);
-            let long = lasting
-                .is_some_and(|(ms, usual)| ms > usual.saturating_mul(factor) && ms - usual > least);
-            let short =
-                lasting.is_some_and(|(ms, usual)| ms < usual / factor && usual - ms > least);
+            let (took, usually) = r.duration_ms.zip(usual).unwrap_or_default();
+            let long = took > usually.saturating_mul(factor) && took - usually > least;
+            let short = took < usually / factor && usually - took > least;
             let found = [
-                (late, Kind::Late),
-                (long, Kind::TooLong),
-                (short, Kind::TooShort),
+                (late, Kind::Late, Some(rules.late_after_ms)),
+                (long, Kind::TooLong, usual),
+                (short, Kind::TooShort, usual),
             ];
-            let mut told = found
-                .into_iter()
-                .filter(|(is, kind)| *is && rules.on.contains(kind));
-            return told.next().map(|(_, kind)| kind);
+            let mut found = found.into_iter();
+            let told = found.find(|(is, kind, _)| *is && rules.on.contains(kind));
+            return told.map(|(_, kind, expected)| (kind, expected));
         }
         Outcome::Running | Outcome::Cancelled | Outcome::Replaced | Outcome::Skipped => {
             return None;
         }
     };
-    rules.on.contains(&kind).then_some(kind)
+    rules.on.contains(&kind).then_some((kind, None))
 }
 
-impl Told {
-    /// A run has ended: badly, or well.
+impl ChannelNotes {
+    /// An occurrence has ended: badly, or well. `overdue`: the channel was told that the job is.
     fn end(
         &mut self,
-        channel: &str,
         rules: &Rules,
-        bad: Option<Kind>,
+        bad: Option<(Kind, Option<i64>)>,
         r: &RunRecord,
         overdue: bool,
-        now: i64,
-    ) -> Option<Verdict> {
-        let (kind, streak, since) = match bad {
-            Some(kind) => {
+    ) {
+        let item = |kind, notes: &Self| Item {
+            streak: notes.streak,
+            run: Some(r.clone()),
+            ..Item::new(r.job.clone(), kind, notes.bad, notes.since)
+        };
+        let item = match bad {
+            Some((kind, expected)) => {
                 if self.streak == 0 {
                     self.since = made_at(r);
                 }
-                if self.counted.replace(r.occurrence) != Some(r.occurrence) {
-                    self.streak = self.streak.saturating_add(r.count.max(1));
-                }
+                self.streak = self.streak.saturating_add(r.count.max(1));
+                self.bad_of = Some(r.occurrence);
                 if self.bad || self.streak < u64::from(rules.after) {
-                    return None;
+                    return;
                 }
                 self.bad = true;
-                (kind, self.streak, self.since)
-            }
-            None if self.counted > Some(r.occurrence) => return None,
-            None => {
-                let (streak, since) = (self.streak, self.since);
-                (self.streak, self.counted) = (0, None);
-                if !std::mem::take(&mut self.bad) && !overdue {
-                    return None;
+                Item {
+                    expected,
+                    ..item(kind, self)
                 }
-                (Kind::Recovered, streak, since)
+            }
+            None if self.bad_of > Some(r.occurrence) => return,
+            None => {
+                let was_bad = std::mem::take(&mut self.bad);
+                let item = item(Kind::Recovered, self);
+                (self.streak, self.bad_of) = (0, None);
+                if !was_bad && !overdue {
+                    return;
+                }
+                if !rules.on.contains(&Kind::Recovered) {
+                    self.told_bad = false;
+                }
+                item
             }
         };
-        if let Some(held) = &mut self.held {
-            held.changes += 1;
-            held.kind = kind;
-            if self.bad {
-                held.last_bad = Some(r.clone().into());
-            }
-            return None;
-        }
-        if kind == Kind::Recovered && !rules.on.contains(&kind) {
-            return None;
-        }
-        self.recent.retain(|told| now - told < SETTLED_MS);
-        if self.recent.len() >= PROMPT {
-            self.held = Some(Held {
-                since: now,
-                until: now + SETTLED_MS,
-                changes: 1,
-                kind,
-                last_bad: self.bad.then(|| r.clone().into()),
-            });
-            return None;
-        }
-        self.recent.push(now);
-        Some(Verdict {
-            channel: channel.to_owned(),
-            kind,
-            bad: self.bad,
-            streak,
-            since,
-            changes: 0,
-            last_bad: None,
-            again_at: None,
-        })
+        self.changes += 1;
+        let news = self.bad != self.told_bad || overdue && rules.on.contains(&item.kind);
+        self.untold = news.then(|| item.into());
     }
 
-    fn passes(&mut self, channel: &str, rules: &Rules, overdue: bool, now: i64) -> Option<Verdict> {
-        let held = self.held.as_mut().filter(|held| now >= held.until)?;
-        if held.changes == 0 {
-            self.held = None;
-            self.recent.clear();
+    fn has_room(&self, now: i64) -> bool {
+        let recent = self.told_at.iter().filter(|at| now - **at < HOUR_MS);
+        recent.count() < HOURLY
+    }
+
+    /// The change that is to be told now.
+    fn tell(&mut self, now: i64) -> Option<Item> {
+        if !self.has_room(now) {
             return None;
         }
-        let (changes, since, last) = (held.changes, held.since, held.kind);
-        let last_bad = held.last_bad.take();
-        let pause = (held.until - held.since).saturating_mul(2).min(SELDOM_MS);
-        *held = Held {
-            since: now,
-            until: now + pause,
-            changes: 0,
-            kind: last,
-            last_bad: None,
-        };
-        if changes == 1 && last == Kind::Recovered && !rules.on.contains(&last) {
-            return None;
-        }
-        Some(Verdict {
-            channel: channel.to_owned(),
-            // A single one is told as what it was.
-            kind: if changes == 1 { last } else { Kind::Flapping },
-            bad: self.bad || overdue,
-            streak: self.streak,
-            since,
-            changes,
-            last_bad,
-            again_at: (changes > 1).then_some(held.until),
+        let item = *self.untold.take()?;
+        self.told_at.retain(|at| now - at < HOUR_MS);
+        self.told_at.push(now);
+        self.told_bad = item.bad;
+        let full = self.told_at.len() == HOURLY;
+        Some(Item {
+            changes: std::mem::take(&mut self.changes),
+            quiet_until: self.told_at.first().filter(|_| full).map(|at| at + HOUR_MS),
+            ..item
         })
     }
 }
 
-/// A message that waits to be sent over one channel.
+/// What is told of one job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Item {
+    pub job: JobName,
+    pub kind: Kind,
+    pub bad: bool,
+    pub streak: u64,
+    pub since: i64,
+    /// How often the job became good or bad since the channel was last told of it, with this change.
+    #[serde(default)]
+    pub changes: u64,
+    /// Until then the channel is told of no further change of the job, Unix ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quiet_until: Option<i64>,
+    /// How long a run usually takes, if this one took unusually long or short; how late it may start, if it was late;
+    /// how long the job may be without a success, if it was for longer; ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<i64>,
+    /// The fleet knows of no success of it. Counts for [`Kind::Overdue`] alone.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub never: bool,
+    /// The run that changed the state, with the end of its output; None: no run did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<RunRecord>,
+}
+
+impl Item {
+    /// The kind alone; nothing more is known.
+    pub fn new(job: JobName, kind: Kind, bad: bool, since: i64) -> Self {
+        Self {
+            job,
+            kind,
+            bad,
+            streak: 0,
+            since,
+            changes: 0,
+            quiet_until: None,
+            expected: None,
+            never: false,
+            run: None,
+        }
+    }
+}
+
+/// A message that waits to be sent over one channel. Those of a channel are sent one after the other, and what happens
+/// meanwhile becomes one message: at most two of them wait.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub channel: String,
@@ -564,36 +433,70 @@ pub struct Message {
     pub at: i64,
     /// At most [`ITEMS`].
     pub items: Vec<Item>,
-    /// What more happened, of which there is no room to tell: the jobs, at most [`NAMES`], and how much it is.
+    /// What more happened, at most [`NAMES`], and how much of which not even the names are told.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<(JobName, Kind)>,
     #[serde(default)]
     pub more: u64,
-    /// What happened to those of `more` that are not among `others`, and how often.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub unnamed: BTreeMap<Kind, u64>,
     /// Not before this time, Unix ms.
     pub due: i64,
-    /// Until then the channel's server wants no message, as it said to this one, Unix ms.
-    #[serde(default)]
-    pub channel_rests: i64,
     #[serde(default)]
     pub tries: u32,
-    /// How often the channel's server refused it.
-    #[serde(default)]
-    pub refusals: u32,
     /// The receivers of a mail who lack it, if others have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub left: Vec<String>,
-    /// Who is sending it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sending: Option<InstanceId>,
+    pub only: Vec<String>,
+    /// Somebody is sending it.
+    #[serde(default)]
+    pub sending: bool,
     /// An earlier try may have delivered it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub perhaps_sent: bool,
-    /// Why the last try failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<String>,
+}
+
+/// How many changes a message tells in full.
+pub const ITEMS: usize = 20;
+/// How many more jobs it names.
+pub const NAMES: usize = 100;
+/// What happens within this time of each other becomes one message, ms.
+const TOGETHER_MS: i64 = 2_000;
+/// No message waits longer for others to join it, ms.
+const JOIN_MOST_MS: i64 = 10_000;
+/// The notes of a job of which nobody is told stay so long, and what was given up is remembered so long, ms.
+pub const FORGET_MS: i64 = 7 * 24 * 3_600_000;
+
+impl Message {
+    pub fn new(item: Item, channel: &str, now: i64) -> Self {
+        Self {
+            channel: channel.to_owned(),
+            at: now,
+            items: vec![item],
+            others: vec![],
+            more: 0,
+            due: now + TOGETHER_MS,
+            tries: 0,
+            only: vec![],
+            sending: false,
+            perhaps_sent: false,
+        }
+    }
+
+    /// Whether something for this channel may become part of it: not if a try may have delivered it.
+    pub fn takes(&self, channel: &str) -> bool {
+        let fresh = self.tries == 0 && !self.sending && !self.perhaps_sent;
+        fresh && self.channel == channel
+    }
+
+    pub fn join(&mut self, item: Item, now: i64) {
+        if self.items.len() < ITEMS {
+            self.items.push(item);
+        } else if self.others.len() < NAMES {
+            self.others.push((item.job, item.kind));
+        } else {
+            self.more += 1;
+        }
+        let due = (now + TOGETHER_MS).min(self.at + JOIN_MOST_MS);
+        self.due = self.due.max(due);
+    }
 }
 
 /// A message that was given up: nobody was told what it says.
@@ -611,320 +514,33 @@ pub struct GivenUp {
     pub more: u64,
 }
 
+/// How many messages that were given up the fleet remembers; of each so many jobs, and so many characters of why.
+const GIVEN_UP_KEPT: usize = 20;
+const GIVEN_UP_NAMES: usize = 5;
+const GIVEN_UP_WHY: usize = 300;
+
 impl GivenUp {
     pub fn new(id: &str, message: &Message, why: &str, now: i64) -> Self {
         let items = message.items.iter().map(|i| (i.job.clone(), i.kind));
         let about: Vec<_> = items.take(GIVEN_UP_NAMES).collect();
-        let all = message.items.len() as u64 + message.more;
-        let tail = match message.left.is_empty() {
-            true => String::new(),
-            false => {
-                let left: String = (message.left.join(", ").chars().take(GIVEN_UP_LEFT)).collect();
-                format!(" (it is about {left} alone)")
-            }
-        };
-        let room = GIVEN_UP_WHY.saturating_sub(tail.chars().count());
-        let why = why.chars().take(room).collect::<String>() + &tail;
+        let all = (message.items.len() + message.others.len()) as u64 + message.more;
         Self {
             id: id.to_owned(),
             channel: message.channel.clone(),
             at: now,
             tries: message.tries,
-            why,
-            more: all.saturating_sub(about.len() as u64),
+            why: why.chars().take(GIVEN_UP_WHY).collect(),
+            more: all - about.len() as u64,
             about,
         }
     }
 }
 
-/// Those that the fleet remembers, oldest first, and these: the newest [`GIVEN_UP_KEPT`], none older than
+/// Adds one to those that the fleet remembers, oldest first: the newest [`GIVEN_UP_KEPT`], none older than
 /// [`FORGET_MS`].
-pub fn remembered(mut known: Vec<GivenUp>, new: &[GivenUp], now: i64) -> Vec<GivenUp> {
-    known.extend_from_slice(new);
+pub fn remember(known: &mut Vec<GivenUp>, new: GivenUp) {
+    let now = new.at;
+    known.push(new);
     known.retain(|g| now.saturating_sub(g.at) < FORGET_MS);
     known.drain(..known.len().saturating_sub(GIVEN_UP_KEPT));
-    known
-}
-
-/// What is told of one job.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Item {
-    pub job: JobName,
-    pub kind: Kind,
-    pub bad: bool,
-    pub streak: u64,
-    pub since: i64,
-    #[serde(default)]
-    pub changes: u64,
-    /// When the next summary may come, Unix ms.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub again_at: Option<i64>,
-    pub zone: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next: Option<i64>,
-    /// How long a run usually takes, if this one took unusually long or short; how late it may start, if it was late;
-    /// how long the job may be without a success, if it was for longer; ms.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub expected: Option<i64>,
-    /// The fleet knows of no success of it. Counts for [`Kind::Overdue`] alone.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub never: bool,
-    /// The notifier's configuration lacks the job.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub lacked: bool,
-    /// The run that changed the state; None: no run did.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run: Option<About>,
-    /// As it is when the message is sent; it is not kept.
-    #[serde(skip)]
-    pub now: Now,
-}
-
-impl Item {
-    /// The kind alone; nothing more is known.
-    pub fn new(job: JobName, kind: Kind, bad: bool, since: i64) -> Self {
-        Self {
-            job,
-            kind,
-            bad,
-            streak: 0,
-            since,
-            changes: 0,
-            again_at: None,
-            zone: "UTC".to_owned(),
-            next: None,
-            expected: None,
-            never: false,
-            lacked: false,
-            run: None,
-            now: Now::default(),
-        }
-    }
-}
-
-/// What is true of a job only now.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Now {
-    /// Since when it is paused, until when (None: until somebody resumes it), and why.
-    pub paused: Option<(i64, Option<i64>, Option<String>)>,
-    /// So many of its next occurrences are to be skipped.
-    pub skip: u32,
-    pub standstill: Option<Standstill>,
-}
-
-/// Why a job has no success.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Standstill {
-    /// It has been running since then.
-    Runs { since: i64, on: InstanceId },
-    /// No instance has the job.
-    Nobody,
-    /// All live instances drain.
-    Drained,
-    /// Its last run ended so.
-    Ended { outcome: Outcome, at: i64 },
-    /// No run of it has begun.
-    Idle,
-}
-
-impl Now {
-    /// `since`: when it last succeeded, or was first seen.
-    pub fn of(state: &State, since: i64, now: i64) -> Self {
-        let runs = state.open.iter().filter(|o| o.next_attempt.is_none());
-        let oldest = runs.min_by_key(|o| o.run.granted_at);
-        let last = state.last.as_ref();
-        let last = last.filter(|l| l.ended() > since && l.outcome != Outcome::Succeeded);
-        let pause = state.pause.as_ref();
-        let pause = pause.filter(|p| p.until.is_none_or(|until| now < until));
-        Self {
-            paused: pause.map(|p| (p.at, p.until, p.reason.clone())),
-            skip: state.skip,
-            standstill: Some(match (oldest, last) {
-                (Some(open), _) => Standstill::Runs {
-                    since: open.run.granted_at,
-                    on: open.run.instance.clone(),
-                },
-                (None, _) if state.off > 0 => Standstill::Nobody,
-                (None, Some(last)) => Standstill::Ended {
-                    outcome: last.outcome,
-                    at: last.ended(),
-                },
-                (None, None) => Standstill::Idle,
-            }),
-        }
-    }
-}
-
-/// What is told of a run, or of an occurrence that did not run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct About {
-    pub id: Option<RunId>,
-    pub occurrence: Occurrence,
-    pub trigger: Trigger,
-    pub attempt: u32,
-    pub outcome: Outcome,
-    pub exit_code: Option<i32>,
-    pub signal: Option<i32>,
-    pub error: Option<String>,
-    pub instance: Option<InstanceId>,
-    pub host: Option<String>,
-    pub started_at: Option<i64>,
-    pub duration_ms: Option<i64>,
-    /// Of the first attempt of its occurrence, and so is `waited`.
-    pub lateness_ms: Option<i64>,
-    /// What its start waited for longest.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub waited: Option<(Wait, u64)>,
-    pub count: u64,
-    /// The end of its output.
-    pub output: String,
-}
-
-/// How many jobs a message tells of in full.
-pub const ITEMS: usize = 20;
-/// How many more it names.
-pub const NAMES: usize = 100;
-/// What happens within this time of each other becomes one message, ms.
-pub const TOGETHER_MS: i64 = 2_000;
-/// No message waits longer for others to join it, ms.
-pub const JOIN_MOST_MS: i64 = 10_000;
-/// The most messages that wait for one channel: the oldest beyond them are given up.
-pub const WAITING: usize = 50;
-/// A message that could not be delivered for so long is given up, ms.
-pub const GIVE_UP_MS: i64 = 3_600_000;
-/// The pauses before a message that was refused is tried again: somebody may be about to mend the server. After them it
-/// is given up.
-const REFUSED_AGAIN: [Duration; 3] = [
-    Duration::from_secs(2),
-    Duration::from_secs(30),
-    Duration::from_secs(120),
-];
-/// The notes of a job of which nobody is told stay so long, and what was given up is remembered so long, ms.
-pub const FORGET_MS: i64 = 7 * 24 * 3_600_000;
-/// How many messages that were given up the fleet remembers; of each so many jobs, and so many characters of why.
-pub const GIVEN_UP_KEPT: usize = 20;
-const GIVEN_UP_NAMES: usize = 5;
-const GIVEN_UP_WHY: usize = 300;
-/// Of the receivers who lack it so many characters.
-const GIVEN_UP_LEFT: usize = 100;
-
-/// The pause after this number of refusals. None: it is given up.
-pub fn refused_again(refusals: u32) -> Option<Duration> {
-    let before = usize::try_from(refusals.saturating_sub(1)).unwrap_or(usize::MAX);
-    REFUSED_AGAIN.get(before).copied()
-}
-
-impl Message {
-    pub fn new(item: Item, channel: &str, now: i64) -> Self {
-        Self {
-            channel: channel.to_owned(),
-            at: now,
-            items: vec![item],
-            others: vec![],
-            more: 0,
-            unnamed: BTreeMap::new(),
-            due: now + TOGETHER_MS,
-            channel_rests: 0,
-            tries: 0,
-            refusals: 0,
-            left: vec![],
-            sending: None,
-            perhaps_sent: false,
-            why: None,
-        }
-    }
-
-    /// Whether something for this channel may become part of it that happened after `heard`.
-    pub fn takes(&self, channel: &str, heard: i64) -> bool {
-        self.channel == channel
-            && self.tries == 0
-            && self.left.is_empty()
-            && self.sending.is_none()
-            && heard < self.at + JOIN_MOST_MS
-    }
-
-    pub fn has_room(&self) -> bool {
-        self.items.len() < ITEMS
-    }
-
-    pub fn join(&mut self, item: Item, heard: i64) {
-        match self.has_room() {
-            true => self.items.push(item),
-            false => {
-                self.more += 1;
-                match self.others.len() < NAMES {
-                    true => self.others.push((item.job, item.kind)),
-                    false => *self.unnamed.entry(item.kind).or_default() += 1,
-                }
-            }
-        }
-        let due = (heard + TOGETHER_MS).min(self.at + JOIN_MOST_MS);
-        self.due = self.due.max(due);
-    }
-
-    /// Puts the jobs that are bad now before the others, each by their names. What is told of one job stays in the
-    /// order in which it happened.
-    pub fn arrange(&mut self) {
-        let last: BTreeMap<JobName, bool> =
-            (self.items.iter().map(|i| (i.job.clone(), i.bad))).collect();
-        self.items
-            .sort_by_cached_key(|i| (!last.get(&i.job).copied().unwrap_or(i.bad), i.job.clone()));
-        self.others
-            .sort_by_cached_key(|(job, kind)| (*kind == Kind::Recovered, job.clone()));
-    }
-}
-
-/// That a message may be sent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
-    /// When, Unix ms.
-    pub due: i64,
-    /// To these of its receivers.
-    pub to: Vec<String>,
-}
-
-/// The messages that may be sent: to each receiver, of those of a channel that tell of one job, the oldest. Who hears
-/// of a recovery before the failure that came first would take a good job for a bad one. `receivers`: who is to get a
-/// message; None: its channel has no receivers of its own.
-pub fn in_turn(
-    messages: &BTreeMap<String, Message>,
-    receivers: impl Fn(&Message) -> Option<Vec<String>>,
-) -> BTreeMap<&String, Turn> {
-    /// The jobs of which a receiver is yet to hear, and whether there are others that nobody names.
-    type Untold<'a> = (BTreeSet<&'a JobName>, bool);
-    let mut rests: BTreeMap<&str, i64> = BTreeMap::new();
-    for m in messages.values() {
-        let until = rests.entry(&m.channel).or_default();
-        *until = m.channel_rests.max(*until);
-    }
-    let mut earlier: BTreeMap<(&str, Option<String>), Untold<'_>> = BTreeMap::new();
-    let mut turn = BTreeMap::new();
-    // The ids begin with the time, so the oldest comes first.
-    for (id, m) in messages {
-        let named = m.items.iter().map(|i| &i.job);
-        let jobs: BTreeSet<&JobName> = named.chain(m.others.iter().map(|(job, _)| job)).collect();
-        let unnamed = m.more > m.others.len() as u64;
-        let mut waits = |receiver: Option<String>| {
-            let (told, anything) = earlier.entry((&m.channel, receiver)).or_default();
-            let waits = *anything || unnamed && !told.is_empty() || !told.is_disjoint(&jobs);
-            told.extend(&jobs);
-            *anything |= unnamed;
-            waits
-        };
-        let to = match receivers(m) {
-            None => (!waits(None)).then(Vec::new),
-            // All of them are gone: it is over.
-            Some(all) if all.is_empty() => Some(all),
-            Some(mut all) => {
-                all.retain(|receiver| !waits(Some(receiver.clone())));
-                (!all.is_empty()).then_some(all)
-            }
-        };
-        if let Some(to) = to {
-            let rests = rests.get(m.channel.as_str()).copied().unwrap_or_default();
-            let due = m.due.max(rests);
-            turn.insert(id, Turn { due, to });
-        }
-    }
-    turn
 }

@@ -1,18 +1,19 @@
 //! A small HTTP client: one request on one connection, with a time limit, a limited answer, and no redirects.
 
-mod login;
-
 use std::{
     error::Error as _,
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
 
-use http_body_util::{BodyExt as _, Full};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use http_body_util::{BodyExt as _, Collected, Full, Limited};
 use hyper::{
     Method, Request, StatusCode, Uri,
-    body::{Bytes, Incoming},
-    header::{AUTHORIZATION, CONTENT_TYPE, DATE, HeaderMap, LOCATION, RETRY_AFTER, USER_AGENT},
+    body::Bytes,
+    header::{
+        AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER, USER_AGENT,
+    },
     http::response,
 };
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -21,7 +22,9 @@ use hyper_util::{
     rt::TokioExecutor,
 };
 use parking_lot::Mutex;
+use percent_encoding::percent_decode_str;
 use tokio::time::{Instant, timeout_at};
+use url::Url;
 
 use super::{Undelivered, trouble};
 use crate::{
@@ -29,7 +32,7 @@ use crate::{
     config::show_duration,
 };
 
-/// The most bytes of an answer that are read.
+/// A text of more bytes is not shown.
 const ANSWER_MOST: usize = 16 << 10;
 /// How long it is read once its head has come: the head says whether the message was taken.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
@@ -93,30 +96,51 @@ pub(super) async fn post(
     body: Vec<u8>,
     limit: Duration,
 ) -> Result<Answer, Undelivered> {
-    let invalid = "the address is not valid; look at the channel's `url`";
-    let (url, login) = login::of(url);
-    let uri: Uri = url.parse().map_err(|_| refused(invalid))?;
+    let invalid = || Undelivered::refused("the address is not valid; look at the channel's `url`");
+    let (uri, login) = login(url).ok_or_else(invalid)?;
     let host = shown(&uri);
+    let mut secret = parts_of(&uri);
     let mut request = Request::builder()
         .method(Method::POST)
         .uri(uri)
         .header(CONTENT_TYPE, content_type)
         .header(USER_AGENT, AGENT);
-    if let Some(login) = &login {
-        let value = login.header().ok_or_else(|| refused(invalid))?;
-        request = request.header(AUTHORIZATION, value);
+    if let Some((header, secrets)) = login {
+        request = request.header(AUTHORIZATION, header);
+        secret.extend(secrets);
     }
-    let request = request
-        .body(Full::from(body))
-        .map_err(|_| refused(invalid))?;
-    let mut secret = parts_of(request.uri());
-    secret.extend(login.into_iter().flat_map(login::Login::secrets));
+    let request = request.body(Full::from(body)).map_err(|_| invalid())?;
     secret.sort_by_key(|p| std::cmp::Reverse(p.len()));
     let (head, text) = exchange(&client()?, request, limit).await?;
     judge(&host, &head, without(text, &secret))
 }
 
-/// Sends a request, and returns what came back, whatever it says, with the begin of its text if that comes soon.
+/// A header, and what of it no message may show.
+type Login = (HeaderValue, Vec<String>);
+
+/// The address without user and password (`https://USER:PASSWORD@HOST/PATH`), and these as a header (Basic, RFC 7617).
+fn login(url: &str) -> Option<(Uri, Option<Login>)> {
+    let mut url = Url::parse(url).ok()?;
+    let decoded = |text: &str| percent_decode_str(text).collect::<Vec<u8>>();
+    let password = url.password().unwrap_or_default().to_owned();
+    let plain = decoded(&password);
+    let both = [&decoded(url.username()), &b":"[..], &plain].concat();
+    url.set_username("").ok()?;
+    url.set_password(None).ok()?;
+    let uri = url.as_str().parse().ok()?;
+    if both.len() == 1 {
+        return Some((uri, None));
+    }
+    let code = BASE64.encode(both);
+    let mut header = HeaderValue::from_str(&format!("Basic {code}")).ok()?;
+    header.set_sensitive(true);
+    let mut secrets = vec![password, String::from_utf8_lossy(&plain).into_owned(), code];
+    // A shorter one stands in any text.
+    secrets.retain(|text| text.len() >= 4);
+    Some((uri, Some((header, secrets))))
+}
+
+/// Sends a request, and returns what came back, whatever it says, with its text if that is short and comes soon.
 pub(crate) async fn exchange(
     client: &Inner,
     request: Request<Full<Bytes>>,
@@ -135,30 +159,12 @@ pub(crate) async fn exchange(
     };
     let (head, body) = answer.map_err(|e| failed(&host, &e))?.into_parts();
     // The status is enough: what else the server says is only shown.
-    let text = begin_of(body, until.min(Instant::now() + ANSWER_WAIT)).await;
+    let until = until.min(Instant::now() + ANSWER_WAIT);
+    let text = timeout_at(until, Limited::new(body, ANSWER_MOST).collect()).await;
+    let text = text.map(|read| read.map(Collected::to_bytes));
+    let text =
+        String::from_utf8_lossy(&text.unwrap_or(Ok(Bytes::new())).unwrap_or_default()).into();
     Ok((head, text))
-}
-
-/// What of the text comes in this time, and [`ANSWER_MOST`] of it: a server may send it byte by byte, for ever.
-async fn begin_of(mut body: Incoming, until: Instant) -> String {
-    let mut begin: Vec<u8> = vec![];
-    let reading = async {
-        while begin.len() < ANSWER_MOST
-            && let Some(Ok(frame)) = body.frame().await
-        {
-            begin.extend_from_slice(&frame.into_data().unwrap_or_default());
-        }
-    };
-    let _ = timeout_at(until, reading).await;
-    begin.truncate(ANSWER_MOST);
-    String::from_utf8_lossy(&begin).into_owned()
-}
-
-fn refused(why: &str) -> Undelivered {
-    Undelivered {
-        refused: true,
-        ..Undelivered::new(why)
-    }
 }
 
 /// The server, without the path, which may be secret.
@@ -197,39 +203,24 @@ fn without(mut text: String, secret: &[String]) -> String {
 
 fn failed(host: &str, e: &hyper_util::client::legacy::Error) -> Undelivered {
     // The outermost error says no more than at which step it was.
-    let mut causes: Vec<&(dyn std::error::Error + 'static)> = vec![];
-    let mut cause = e.source();
-    while let Some(e) = cause {
-        causes.push(e);
-        cause = e.source();
-    }
-    let mut details: Vec<String> = vec![];
-    for cause in &causes {
-        let text = cause.to_string();
-        if !details.iter().any(|known| known.contains(&text)) {
-            details.push(text);
-        }
-    }
-    let details = details.join(": ");
+    let causes: Vec<&dyn std::error::Error> =
+        std::iter::successors(e.source(), |&e| e.source()).collect();
+    let last = causes.last().map_or_else(String::new, |e| e.to_string());
     let mut of_http = causes
         .iter()
         .filter_map(|e| e.downcast_ref::<hyper::Error>());
-    let broke = causes
-        .iter()
-        .find_map(|e| e.downcast_ref::<std::io::Error>());
-    let why = match (of_http.next(), broke) {
+    let why = match of_http.next() {
         _ if let Some(why) = trouble::of_tls(e) => why,
-        _ if e.is_connect() => format!("cannot connect: {details}"),
-        (Some(e), _) if e.is_incomplete_message() => {
+        _ if e.is_connect() => format!("cannot connect: {last}"),
+        Some(e) if e.is_incomplete_message() => {
             "the server closed the connection without an answer".to_owned()
         }
-        (Some(e), _) if e.is_parse() => {
+        Some(e) if e.is_parse() => {
             format!(
-                "the server did not answer in HTTP/1.1 ({details}); look at the scheme and the port"
+                "the server did not answer in HTTP/1.1 ({last}); look at the scheme and the port"
             )
         }
-        (_, Some(broke)) => format!("the connection broke before the answer: {broke}"),
-        _ => format!("the connection ended before the answer: {details}"),
+        _ => format!("the connection broke before the answer: {last}"),
     };
     Undelivered {
         perhaps: !e.is_connect(),
@@ -260,18 +251,14 @@ fn judge(host: &str, head: &response::Parts, text: String) -> Result<Answer, Und
     })
 }
 
-/// The pause that a server asks for, if it does: in seconds, or until a date, which counts by the server's own clock if
-/// it shows that.
+/// The pause that a server asks for, if it does: in seconds, or until a date.
 pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let asked = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     let pause = match asked.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
         Err(_) => {
             let until = httpdate::parse_http_date(asked).ok()?;
-            let shown = headers.get(DATE).and_then(|date| date.to_str().ok());
-            let now = shown.and_then(|date| httpdate::parse_http_date(date.trim()).ok());
-            let here = || UNIX_EPOCH + Duration::from_micros(clock::wall_us().max(0) as u64);
-            let now = now.unwrap_or_else(here);
+            let now = UNIX_EPOCH + Duration::from_micros(clock::wall_us().max(0) as u64);
             until.duration_since(now).unwrap_or_default()
         }
     };
@@ -284,30 +271,39 @@ mod tests {
 
     #[test]
     fn a_server_says_in_seconds_or_by_a_date_when_to_try_again() {
-        let asks = |after: &str, date: Option<&str>| {
+        let asks = |after: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(RETRY_AFTER, after.parse().expect("a value"));
-            if let Some(date) = date {
-                headers.insert(DATE, date.parse().expect("a value"));
-            }
             retry_after(&headers).map(|d| d.as_secs())
         };
-        let date = Some("Sat, 21 Nov 2026 04:00:00 GMT");
-        assert_eq!(asks("7", None), Some(7));
-        assert_eq!(asks(" 86400 ", None), Some(900), "15 min at most");
-        assert_eq!(asks("Sat, 21 Nov 2026 04:00:42 GMT", date), Some(42));
-        assert_eq!(asks("Saturday, 21-Nov-26 04:01:00 GMT", date), Some(60));
-        assert_eq!(asks("Sun, 22 Nov 2026 04:00:00 GMT", date), Some(900));
-        assert_eq!(asks("Sat, 21 Nov 2026 03:00:00 GMT", date), Some(0));
-        // Without the server's own time it counts by this host's.
-        assert_eq!(asks("Fri, 21 Nov 1997 04:00:00 GMT", None), Some(0));
-        assert_eq!(
-            asks("Fri, 21 Nov 2200 04:00:00 GMT", Some("soon")),
-            Some(900)
-        );
-        for odd in ["soon", "-1", "1.5", ""] {
-            assert_eq!(asks(odd, date), None, "{odd}");
+        assert_eq!(asks("7"), Some(7));
+        assert_eq!(asks(" 86400 "), Some(900), "15 min at most");
+        assert_eq!(asks("Fri, 21 Nov 1997 04:00:00 GMT"), Some(0));
+        assert_eq!(asks("Fri, 21 Nov 2200 04:00:00 GMT"), Some(900));
+        assert_eq!(asks("soon"), None);
+    }
+
+    #[test]
+    fn user_and_password_are_taken_out_of_an_address() {
+        for (url, without, header) in [
+            ("https://h/a@b?c@d", "https://h/a@b?c@d", None),
+            // `Aladdin:open sesame`, as in the RFC.
+            (
+                "https://Aladdin:open%20sesame@h:1/a",
+                "https://h:1/a",
+                Some("Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ=="),
+            ),
+            ("http://me@h/", "http://h/", Some("Basic bWU6")),
+        ] {
+            let (uri, login) = login(url).expect("an address");
+            assert_eq!(uri.to_string(), without);
+            let value = login.map(|(header, _)| header);
+            assert!(value.as_ref().is_none_or(HeaderValue::is_sensitive));
+            assert_eq!(value.as_ref().map(|v| v.to_str().expect("text")), header);
         }
+        let (_, login_of) = login("http://me:hunter%40@h").expect("an address");
+        let (_, secrets) = login_of.expect("one");
+        assert_eq!(secrets, ["hunter%40", "hunter@", "bWU6aHVudGVyQA=="]);
     }
 
     #[test]

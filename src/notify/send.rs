@@ -6,20 +6,20 @@ use serde_json::json;
 
 use super::{
     Undelivered, client, email,
-    text::{Links, Subject, Text, cut, letters},
+    text::{JobText, Links, Text, cut, units},
 };
 use crate::{
     config::{Channel, MessageForm, Secret, Way, show_duration},
     logic::notify::Kind,
 };
 
-/// What Slack takes, in characters: less than its limit.
+/// What the services take, in units of UTF-16, less than their limits: Slack 4000, Discord 2000. Teams takes 28 KB of
+/// JSON, in which a unit takes at most four bytes.
 const SLACK_MOST: usize = 3500;
-/// What Discord takes is 2000; whether it counts characters or units of UTF-16, a text of so many units is short
-/// enough.
 const DISCORD_MOST: usize = 1900;
-/// What Teams takes is 28 KB, with all that the card has around the text.
-const TEAMS_MOST: usize = 26_000;
+const TEAMS_MOST: usize = 6000;
+/// The size of one variable is limited by the kernel, and that of an event by PagerDuty.
+const MOST: usize = 30_000;
 
 /// A message that `soloist notify test` sends.
 const TEST: &str = Kind::Test.as_str();
@@ -27,11 +27,11 @@ const TEST: &str = Kind::Test.as_str();
 const SAID_LINES: usize = 3;
 const SAID_MOST: usize = 220;
 
-/// Returns what came back, in words. `to`: which of the receivers are to get it; `hidden`: variables that no command
+/// Returns what came back, in words. `only`: these receivers lack it; empty: all. `hidden`: variables that no command
 /// gets.
 pub(super) async fn send(
     channel: &Channel,
-    to: &[String],
+    only: &[String],
     text: &Text,
     hidden: &[String],
 ) -> Result<String, Undelivered> {
@@ -47,23 +47,30 @@ pub(super) async fn send(
         }
         Way::PagerDuty { url, routing_key } => {
             let mut said = String::new();
-            for subject in &text.subjects {
-                for action in actions(subject) {
-                    let event = pagerduty(subject, action, text, routing_key);
+            for job in &text.jobs {
+                // A test opens an incident, because somebody is to see it; and it resolves that of the test before,
+                // because PagerDuty tells nobody of what joins an open incident.
+                let actions: &[&str] = match (job.kind, job.bad) {
+                    (TEST, _) => &["resolve", "trigger"],
+                    (_, true) => &["trigger"],
+                    (_, false) => &["resolve"],
+                };
+                for action in actions {
+                    let event = pagerduty(job, action, text, routing_key);
                     said = post(url, &event, channel).await?;
                 }
-                if subject.kind == TEST {
+                if job.kind == TEST {
                     said +=
                         "; the test is an open incident of the severity `info`: resolve it there";
                 }
             }
             Ok(said)
         }
-        Way::Email {
-            smtp,
-            from,
-            to: all,
-        } => email::send(smtp, (from, all, to), text, channel.timeout).await,
+        Way::Email { smtp, from, to } => {
+            let lacks = |receiver: &&String| only.is_empty() || only.contains(receiver);
+            let lacking: Vec<&String> = to.iter().filter(lacks).collect();
+            email::send(smtp, from, (to, &lacking), text, channel.timeout).await
+        }
         Way::Command(argv) => command(argv, channel, text, hidden).await,
         Way::Unread => Err(Undelivered::new("this process does not know where to send")),
     }
@@ -92,12 +99,9 @@ fn slack(text: &Text) -> serde_json::Value {
     };
     // As code: Slack has no way to escape `*` and `_`.
     let title = escaped(&text.title).replace('`', "'");
-    let body = text.body.within(Links::Apart, SLACK_MOST, letters, cut);
-    let body = escaped(&body).replace("```", "'''");
-    let link = text
-        .link
-        .as_ref()
-        .map(|link| format!("\n<{}>", escaped(link)));
+    let body = escaped(&text.body(Links::Apart, SLACK_MOST)).replace("```", "'''");
+    let link = text.link.as_deref();
+    let link = link.map(|link| format!("\n<{}>", escaped(link)));
     json!({
         "text": format!("*`{title}`*\n```{body}```{}", link.unwrap_or_default()),
         "link_names": false,
@@ -107,39 +111,16 @@ fn slack(text: &Text) -> serde_json::Value {
 
 /// `allowed_mentions` without any: no `@everyone` has an effect.
 fn discord(text: &Text) -> serde_json::Value {
-    let fence = |text: &str| text.replace("```", "'''");
     let title = escaped(&cut(&text.title, 200));
     // In these signs, it shows no preview.
     let link = text.link.as_ref().map(|link| format!("\n<{link}>"));
     let link = link.unwrap_or_default();
     let room = DISCORD_MOST.saturating_sub(units(&title) + units(&link));
-    let body = fence(&text.body.within(Links::Apart, room, units, cut_units));
+    let body = text.body(Links::Apart, room).replace("```", "'''");
     json!({
         "content": format!("**{title}**\n```\n{body}\n```{link}"),
         "allowed_mentions": { "parse": [] },
     })
-}
-
-fn units(text: &str) -> usize {
-    text.encode_utf16().count()
-}
-
-/// At most `most` units of UTF-16; what is cut is marked.
-fn cut_units(text: &str, most: usize) -> String {
-    if units(text) <= most {
-        return text.to_owned();
-    }
-    let mut left = most.saturating_sub(1);
-    let fits = |c: &char| match left.checked_sub(c.len_utf16()) {
-        Some(rest) => {
-            left = rest;
-            true
-        }
-        None => false,
-    };
-    let mut out: String = text.chars().take_while(fits).collect();
-    out.push('…');
-    out
 }
 
 /// Text for what reads Markdown.
@@ -154,23 +135,10 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// The card with as much of the text as Teams takes.
-fn teams(text: &Text) -> serde_json::Value {
-    let mut most = TEAMS_MOST;
-    loop {
-        let card = teams_card(text, most);
-        // Signs that are escaped, and letters beyond ASCII, take more than one byte.
-        if most < 500 || card.to_string().len() <= TEAMS_MOST {
-            return card;
-        }
-        most -= most / 8;
-    }
-}
-
 /// An adaptive card, as the workflows of Teams take it. Its text blocks read Markdown, so every line goes into one that
 /// is monospaced, and signs of links are escaped.
-fn teams_card(text: &Text, most: usize) -> serde_json::Value {
-    let body = text.body.within(Links::InTheText, most, letters, cut);
+fn teams(text: &Text) -> serde_json::Value {
+    let body = text.body(Links::InTheText, TEAMS_MOST);
     let plain = |text: &str| escaped(text).replace('\n', "\n\n");
     let block = |text: &str, weight: &str| {
         json!({
@@ -194,43 +162,25 @@ fn teams_card(text: &Text, most: usize) -> serde_json::Value {
     })
 }
 
-/// What happens to the incident of a job. A test opens one, because somebody is to see it; and it resolves that of the
-/// test before, because PagerDuty tells nobody of what joins an open incident.
-fn actions(subject: &Subject) -> &'static [&'static str] {
-    match (subject.kind, subject.bad) {
-        (TEST, _) => &["resolve", "trigger"],
-        (_, true) => &["trigger"],
-        (_, false) => &["resolve"],
-    }
-}
-
 /// An incident for each job, which its recovery resolves.
-fn pagerduty(subject: &Subject, action: &str, text: &Text, key: &Secret) -> serde_json::Value {
-    let severity = if subject.kind == TEST {
-        "info"
-    } else {
-        "error"
-    };
+fn pagerduty(job: &JobText, action: &str, text: &Text, key: &Secret) -> serde_json::Value {
+    let severity = if job.kind == TEST { "info" } else { "error" };
+    // Some jobs of the message may have no event of their own.
+    let message = cut(&format!("{}\n\n{}", text.title, text.intro), MOST);
     let mut event = json!({
         "routing_key": key.expose(),
         "event_action": action,
-        "dedup_key": cut(&subject.key, 250),
+        "dedup_key": cut(&job.key, 250),
         "payload": {
-            "summary": cut(&subject.title, 1000),
+            "summary": cut(&job.title, 1000),
             "source": text.source,
             "severity": severity,
-            "component": subject.job,
-            "class": subject.kind,
-            "custom_details": { "text": cut(&subject.text, 30_000) },
+            "component": job.job,
+            "class": job.kind,
+            "custom_details": { "text": cut(&job.text(Links::InTheText, MOST), MOST), "message": message },
         },
     });
-    // Some of them have no event of their own.
-    let names = text.body.all_names();
-    if !names.is_empty() {
-        let all = format!("{}\n\n{names}", text.title);
-        event["payload"]["custom_details"]["message"] = cut(&all, 30_000).into();
-    }
-    if let Some(link) = &subject.link {
+    if let Some(link) = &job.link {
         event["links"] = json!([{ "href": link, "text": "the job in soloist" }]);
     }
     event
@@ -250,15 +200,10 @@ async fn command(
     for name in hidden {
         command.env_remove(name);
     }
-    // The size of one variable is limited by the kernel.
-    let (title, body) = (
-        cut(&text.title, 1000),
-        text.body.within(Links::InTheText, 30_000, letters, cut),
-    );
     command
         .env("SOLOIST_CHANNEL", &channel.name)
-        .env("SOLOIST_TITLE", title)
-        .env("SOLOIST_TEXT", body)
+        .env("SOLOIST_TITLE", cut(&text.title, 1000))
+        .env("SOLOIST_TEXT", text.body(Links::InTheText, MOST))
         .env("SOLOIST_BAD", if text.bad { "1" } else { "0" });
     let limit = channel.timeout;
     let failed = |what: String, said: &[u8]| {
@@ -321,36 +266,27 @@ fn last_words(said: &[u8], secrets: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::text::{Body, Details, Names},
-        *,
-    };
-    use crate::model::JobName;
+    use super::*;
 
     fn text(body: &str) -> Text {
         Text {
             id: "1".to_owned(),
             title: "x".repeat(100) + " failed",
-            body: Body {
-                details: vec![Details {
-                    facts: format!("{body}\n"),
-                    ..Details::default()
-                }],
-                ..Body::default()
-            },
-            link: None,
-            json: json!({}),
-            bad: true,
-            source: "a".to_owned(),
-            subjects: vec![Subject {
+            intro: String::new(),
+            jobs: vec![JobText {
                 job: "x".repeat(100),
                 kind: "failed",
                 bad: true,
                 title: format!("{body} failed"),
-                text: body.to_owned(),
+                facts: format!("{body}\n"),
                 link: None,
+                output: String::new(),
                 key: body.to_owned(),
             }],
+            link: None,
+            json: json!({}),
+            bad: true,
+            source: "a".to_owned(),
         }
     }
 
@@ -381,35 +317,19 @@ mod tests {
             assert_eq!(said.matches("```").count(), 2, "{piece}");
             let said = teams(&text);
             let bytes = said.to_string().len();
-            assert!((20_000..28 << 10).contains(&bytes), "{piece}: {bytes}");
+            assert!((6_000..28 << 10).contains(&bytes), "{piece}: {bytes}");
             let said = &said["attachments"][0]["content"]["body"][1]["text"];
             let mut before = ' ';
             for c in said.as_str().expect("text").chars() {
                 assert!(!"<>[]*`".contains(c) || before == '\\', "{piece}: {c}");
                 before = if before == '\\' { ' ' } else { c };
             }
-            let said = pagerduty(&text.subjects[0], "trigger", &text, &Secret::new("k"));
+            let said = pagerduty(&text.jobs[0], "trigger", &text, &Secret::new("k"));
             assert!(said.to_string().len() < 500_000, "{piece}");
             let count = |v: &serde_json::Value| v.as_str().expect("text").chars().count();
             assert!(count(&said["payload"]["summary"]) <= 1024);
             assert!(count(&said["dedup_key"]) <= 255);
         }
-    }
-
-    #[test]
-    fn an_event_of_pagerduty_names_the_jobs_that_have_none() {
-        let mut text = text("x");
-        let event = |text: &Text| pagerduty(&text.subjects[0], "trigger", text, &Secret::new("k"));
-        let details = event(&text)["payload"]["custom_details"].clone();
-        assert_eq!(details, json!({ "text": "x" }));
-        text.title = "2 jobs failed".to_owned();
-        text.body.names = vec![Names {
-            what: "failed",
-            jobs: vec![JobName::new("a"), JobName::new("b")],
-            unnamed: 0,
-        }];
-        let details = &event(&text)["payload"]["custom_details"];
-        assert_eq!(details["message"], "2 jobs failed\n\nfailed: a, b\n");
     }
 
     #[test]
@@ -430,7 +350,7 @@ mod tests {
     fn a_link_stands_beside_the_text() {
         let link = Some("https://s.example/#/job/a?o=1&x=2".to_owned());
         let mut text = text("two\nlines");
-        text.body.details[0].link.clone_from(&link);
+        text.jobs[0].link.clone_from(&link);
         text.link = link;
         let said = slack(&text);
         let said = said["text"].as_str().expect("text");
@@ -440,7 +360,7 @@ mod tests {
         let said = said["content"].as_str().expect("text");
         let end = "two\nlines\n\n```\n<https://s.example/#/job/a?o=1&x=2>";
         assert!(said.ends_with(end), "{said}");
-        let said = text.body.whole(Links::InTheText);
+        let said = text.body(Links::InTheText, usize::MAX);
         assert!(
             said.ends_with("link:        https://s.example/#/job/a?o=1&x=2\n"),
             "{said}"
@@ -471,16 +391,5 @@ mod tests {
         );
         assert_eq!(long.chars().count(), SAID_MOST);
         assert_eq!(last_words(b"\xff\xfeend", &[]), "\u{fffd}\u{fffd}end");
-    }
-
-    #[test]
-    fn what_fits_is_not_cut() {
-        let short = text("two\nlines");
-        for said in [slack(&short), discord(&short), teams(&short)] {
-            assert!(!said.to_string().contains('…'), "{said}");
-        }
-        assert_eq!(cut_units("a\u{1f600}b", 4), "a\u{1f600}b");
-        assert_eq!(cut_units("a\u{1f600}b", 3), "a…");
-        assert_eq!(cut_units("a\u{1f600}bc", 4), "a\u{1f600}…");
     }
 }

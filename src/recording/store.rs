@@ -14,7 +14,7 @@ use crate::{
             Answer, Answered, Claim, Control, Controlled, Event, Question, Register, Registration,
             Renew, Renewal, Settle, Settlement, State,
         },
-        notify::stand::{Write, Written},
+        notify::lease::{Write, Written},
     },
     model::{InstanceId, JobName, Marks, RunId, RunRecord},
     store::{Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store, Tail},

@@ -3,7 +3,7 @@ use std::{future::Future, sync::Arc};
 use tokio::runtime::Handle;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Error, Fleet, Observation, Reply, Store, observe_each, records_each};
+use super::{Error, Observation, Reply, Store, observe_each, records_each};
 use crate::model::{JobName, RunRecord};
 
 /// Asks the store from the daemon's runtime, to which its connections belong: for threads with a runtime of their own.
@@ -43,10 +43,6 @@ impl Asking {
     ) -> Result<Reply<Vec<Observation>>, Error> {
         self.ask(|s| async move { observe_each(&*s, &jobs).await })
             .await
-    }
-
-    pub(crate) async fn fleet(&self) -> Result<Reply<Fleet>, Error> {
-        self.ask(|s| async move { s.heartbeat(None).await }).await
     }
 
     /// As [`records_each`].

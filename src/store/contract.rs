@@ -14,7 +14,7 @@ use crate::{
             Answer, Claim, Control, Controlled, Event, Register, Registration, Renew, Renewal,
             Settle, Settlement, State,
         },
-        notify::stand::{Write, Written},
+        notify::lease::{Write, Written},
     },
     model::{InstanceId, JobName, Marks, Occurrence, RunId, RunRecord, ms},
 };
@@ -403,9 +403,9 @@ pub trait Store: Send + Sync + 'static {
     async fn output(&self, job: &JobName, run: RunId, from: u64) -> Result<Option<Output>, Error>;
 
     /// What the fleet has noted for notifications: the notifier's lease, and all notes; without `all`, of the notes
-    /// only [`GIVEN_UP`](crate::logic::notify::stand::GIVEN_UP).
+    /// only [`GIVEN_UP`](crate::logic::notify::lease::GIVEN_UP).
     async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error>;
-    /// Changes the notes, if [`allows`](crate::logic::notify::stand::allows) says so. A repeated request gets the first
+    /// Changes the notes, if [`allows`](crate::logic::notify::lease::allows) says so. A repeated request gets the first
     /// answer as long as no other request changed the lease.
     async fn note(&self, write: &Write) -> Result<Reply<Written>, Error>;
 

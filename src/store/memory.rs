@@ -26,7 +26,7 @@ use crate::{
             self, Answer, Claim, Control, Controlled, Effects, EpochBeat, Event, Register,
             Registration, Renew, Renewal, Settle, Settlement, State, StoredEpoch,
         },
-        notify::stand::{self, Write, Written},
+        notify::lease::{self, Write, Written},
     },
     model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
@@ -357,7 +357,7 @@ impl Store for MemoryStore {
             notes: match all {
                 true => d.notices.notes.clone(),
                 false => {
-                    let note = d.notices.notes.get_key_value(stand::GIVEN_UP);
+                    let note = d.notices.notes.get_key_value(lease::GIVEN_UP);
                     note.map(|(k, v)| (k.clone(), v.clone()))
                         .into_iter()
                         .collect()
@@ -368,7 +368,7 @@ impl Store for MemoryStore {
     async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {
         Ok(self.reply(|d, _, _, _| {
             let notices = &mut d.notices;
-            if !stand::allows(notices.lease.as_deref(), write) {
+            if !lease::allows(notices.lease.as_deref(), write) {
                 return Written::Not(notices.lease.clone());
             }
             notices.notes.extend(write.set.iter().cloned());

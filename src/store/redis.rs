@@ -49,7 +49,7 @@ use crate::{
             self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
             Renew, Renewal, Settle, Settlement, State, Target,
         },
-        notify::stand::{Write, Written},
+        notify::lease::{Write, Written},
     },
     model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };

@@ -45,7 +45,7 @@ use crate::{
             self, Answer, Claim, Control, Controlled, Effects, Event, Register, Registration,
             Renew, Renewal, Settle, Settlement, State,
         },
-        notify::stand::{self, LEASE, Write, Written},
+        notify::lease::{self, LEASE, Write, Written},
     },
     model::{InstanceId, JobName, Marks, RunId, RunRecord},
 };
@@ -661,7 +661,7 @@ impl Store for SqliteStore {
         let write = write.clone();
         self.write(move |s| {
             let lease = notices(s.db, false)?.lease;
-            if !stand::allows(lease.as_deref(), &write) {
+            if !lease::allows(lease.as_deref(), &write) {
                 return Ok(Written::Not(lease));
             }
             let lease = (LEASE.to_owned(), write.lease.clone());

@@ -20,7 +20,7 @@ use soloist::{
         Overlap, PASSED, PASSED_IN_DOUBT, Pause, Presence, Register, Registration, Remembered,
         Renew, Renewal, Settle, Settlement, State, StopRequest, TOO_LATE, Target,
     },
-    logic::notify::stand::{Write, Written},
+    logic::notify::lease::{Write, Written},
     model::{
         InstanceId, JobName, Marks, Occurrence, Outcome, Run, RunId, RunRecord, Trigger, Usage,
         Wait,

@@ -186,8 +186,8 @@ impl Store for Line {
     }
     async fn note(
         &self,
-        w: &soloist::logic::notify::stand::Write,
-    ) -> Result<Reply<soloist::logic::notify::stand::Written>, Error> {
+        w: &soloist::logic::notify::lease::Write,
+    ) -> Result<Reply<soloist::logic::notify::lease::Written>, Error> {
         self.store.note(w).await
     }
     async fn journal(&self, d: &[Decision]) -> Result<(), Error> {

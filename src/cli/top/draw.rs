@@ -231,7 +231,7 @@ fn verdict(state: &State) -> Vec<(anstyle::Style, String)> {
         let all = names(silent.iter().map(|i| i.instance.as_str()));
         said.push((WARN, format!("not heard from: {all}")));
     }
-    said.extend(status::below(s).into_iter().map(|text| (WARN, text)));
+    said.extend(status::below(s).map(|text| (WARN, text)));
     let running: usize = s.jobs.iter().map(|j| j.running.len()).sum();
     let all = format!(
         "{}, {running} running, {} paused; {}",

@@ -47,9 +47,6 @@ const KINDS = {
     12)}</code>` : ''} is loaded`],
   undelivered: [() => 'failed', 'fleet', (e) => html`${e.job ? '– ' : `${number(e.count)} jobs: `}<b
     class="x-failed">nobody was told</b> over <${Txt}>${e.channel}<//>${because(e)}`],
-  lacks_jobs: [() => 'drift', 'fleet', (e) => html`– the configuration of <${Who} id=${e.instance} />, which sends the
-    notifications, <b class="x-missed">lacks ${e.count === 1 ? 'this job' : `${number(e.count)} jobs`}</b>${
-    because(e)}`],
   // No instance tells it: the page notes it itself.
   unheard: [() => 'drift', 'fleet', () => 'The page hears another instance now, or one that was started again: events just '
     + 'before may be lacking'],
@@ -60,7 +57,7 @@ const KINDS = {
 const CHIPS = [['runs', 'running', 'Runs'], ['not', 'missed', 'Not run'], ['bad', 'failed', 'Went wrong'], ['acts',
   'play', 'Acts'], ['fleet', 'succeeded', 'Fleet']];
 const went = (e) => (e.kind === 'ended' && !['succeeded', 'cancelled', 'replaced'].includes(e.outcome))
-  || e.kind === 'missed' || e.kind === 'unknown' || e.kind === 'undelivered' || e.kind === 'lacks_jobs'
+  || e.kind === 'missed' || e.kind === 'unknown' || e.kind === 'undelivered'
   || e.kind === 'instance_silent' || e.kind === 'data_lost' || (e.kind === 'store' && !e.reachable);
 const has = (e, f) => !f || (f === 'bad' ? went(e) : (KINDS[e.kind]?.[1] ?? 'fleet') === f);
 

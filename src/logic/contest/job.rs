@@ -842,9 +842,6 @@ impl JobState {
     pub fn await_next_attempt(&mut self, at: Occurrence) -> bool {
         self.awaited.insert(at)
     }
-    pub fn awaits(&self, at: Occurrence) -> bool {
-        self.awaited.contains(&at)
-    }
     /// This instance waits for that attempt no more.
     pub fn awaits_no_longer(&mut self, at: Occurrence) {
         self.awaited.remove(&at);

@@ -1414,9 +1414,9 @@ fn each_open_occurrence_is_watched_asked_for_or_ours() {
     let left = job.unanswered();
     let left: Vec<_> = left.iter().map(|ask| ask.target.clone()).collect();
     assert_eq!(left, [4, 6, 7].map(|n| at(NOON + n * 2000)));
-    assert!(job.awaits(sixth));
+    assert!(!job.await_next_attempt(sixth), "it waits already");
     job.awaits_no_longer(sixth);
-    assert!(!job.awaits(sixth));
+    assert!(job.await_next_attempt(sixth));
 }
 
 #[test]

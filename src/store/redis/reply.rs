@@ -13,7 +13,7 @@ use super::{
 use crate::{
     logic::{
         claim::{Answer, Claim, Grant, Open, Renewal, Settlement, StopRequest, Target},
-        notify::stand::{LEASE, Written},
+        notify::lease::{LEASE, Written},
     },
     model::{InstanceId, JobName, Marks, Occurrence, RunId, possible_ms},
 };

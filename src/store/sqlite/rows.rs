@@ -8,7 +8,7 @@ use super::{Fault, place};
 use crate::{
     logic::{
         claim::State,
-        notify::stand::{GIVEN_UP, LEASE},
+        notify::lease::{GIVEN_UP, LEASE},
     },
     model::{InstanceId, JobName, RunId, possible_ms},
     store::{

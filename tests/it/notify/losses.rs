@@ -65,24 +65,6 @@ fn a_message_under_way_when_the_store_loses_its_data_is_told_anew() {
 }
 
 #[test]
-fn a_message_that_was_sent_before_the_store_lost_its_data_is_told_anew() {
-    let mut lost = Value::Null;
-    let heard = meanwhile(fleet(1), |fleet, hook, held| {
-        lost = held["id"].clone();
-        // The channel takes the message, which the store does not hear.
-        fleet.server().stop();
-        hook.set(Mode::Takes);
-        hook.wait("ops", 1);
-        fleet.server().restart_empty();
-        hook.wait("ops", 2);
-    });
-    let failures = failures(&heard);
-    assert_eq!((failures.len(), heard.len()), (2, 3), "{heard:#?}");
-    assert!(failures[0].0 == lost && failures[1].0 != lost, "{heard:#?}");
-    assert!(!failures[0].1 && !failures[1].1, "{heard:#?}");
-}
-
-#[test]
 fn a_store_that_is_away_for_a_moment_makes_no_repetition() {
     let plan = fleet(1).env(0, "SOLOIST_LOG", "info,soloist=debug");
     let heard = meanwhile(plan, |fleet, hook, _| {

@@ -16,26 +16,11 @@ use crate::support::{
 };
 
 /// What the store has noted for notifications under this name.
-pub(super) fn noted(fleet: &mut Fleet, name: &str) -> Option<Value> {
+fn noted(fleet: &mut Fleet, name: &str) -> Option<Value> {
     let key: Vec<String> = fleet.server().command(&["KEYS", "*notices*"]);
     let key = key.first()?;
     let text: Option<String> = fleet.server().command(&["HGET", key, name]);
     text.map(|text| serde_json::from_str(&text).expect("JSON"))
-}
-
-/// How often the threads of this name have slept and woken up.
-fn wake_ups(pid: u32, name: &str) -> u64 {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
-    let of = |dir: std::path::PathBuf| {
-        let read = |file: &str| fs::read_to_string(dir.join(file)).unwrap_or_default();
-        let status = read("status");
-        let mut lines = status.lines();
-        let n = lines.find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
-        (read("comm").trim() == name).then(|| n.and_then(|n| n.trim().parse().ok()))?
-    };
-    let all: Vec<u64> = threads.filter_map(|t| of(t.ok()?.path())).collect();
-    assert_eq!(all.len(), 1, "threads with the name {name}");
-    all[0]
 }
 
 #[test]
@@ -78,27 +63,15 @@ fn a_channel_that_goes_while_it_is_sent_to_gets_the_message_if_it_comes_back() {
         .default("notify", "[\"ops\", \"two\"]")
         .job("bad", &failing(dir.path(), ""))
         .start();
-    let held = ops.wait_held("ops");
-    let id = held["id"].as_str().expect("an id").to_owned();
+    let id = ops.wait_held("ops")["id"].clone();
     fleet.set_tables(&channel("two", &two, ""), ("notify", "[\"two\"]"));
     fleet.reload(0);
     ops.set(Mode::Status(500));
     fleet.wait_log(0, "cannot send a notification; retrying");
     ops.set(Mode::Takes);
-    // It waits, and is not sent meanwhile: the other channel is told of a job that fails later.
+    // The other channel is told meanwhile of what happens later.
     fs::write(dir.path().join("ok"), "").expect("write");
     assert_eq!(kinds(&two.wait("two", 2)[1]), [("bad", "recovered")]);
-    let waits = noted(&mut fleet, &format!("message:{id}")).expect("the message");
-    assert_eq!(waits["tries"], 1);
-    // The notifier sleeps meanwhile: it wakes up for its lease each two seconds, and to look at jobs.
-    let seq = |fleet: &mut Fleet| noted(fleet, "lease").and_then(|l| l["seq"].as_u64());
-    let (first, pid) = (seq(&mut fleet).expect("a number"), fleet.instances[0].pid());
-    let before = wake_ups(pid, "notify");
-    wait_until("renewals", GENEROUS, || {
-        seq(&mut fleet).is_some_and(|n| n >= first + 3)
-    });
-    let woke = wake_ups(pid, "notify") - before;
-    assert!(woke < 300, "{woke} wake-ups");
     assert_eq!(ops.heard("ops").len(), 0);
     fleet.set_tables(&both, ("notify", "[\"ops\", \"two\"]"));
     fleet.reload(0);
@@ -140,42 +113,6 @@ fn a_job_that_goes_and_comes_back_is_told_once() {
     let heard = hook.wait("ops", 2);
     assert_eq!(kinds(&heard[1]), [("bad", "recovered")], "{heard:#?}");
     assert_eq!(heard.len(), 2, "{heard:#?}");
-}
-
-/// A failed attempt that another one is to follow: that comes also if the job is disabled, and never if it is removed.
-#[test]
-fn what_awaited_a_retry_is_told_once_its_job_is_removed() {
-    let (hook, beats) = (Hook::start(Mode::Takes), Hook::start(Mode::Takes));
-    let url = beats.url("beat");
-    // No other job uses the channel.
-    let job = |lines: &str| {
-        format!(
-            "notify = [\"ops\"]\nheartbeat_url = \"{url}\"\ncommand = \"exit 3\"\n\
-             retry = {{ attempts = 1, interval = \"1h\" }}\n{lines}\n"
-        )
-    };
-    let mut fleet = fleet(1)
-        .tables(&channel("ops", &hook, ""))
-        .job("bad", &job("schedule = \"@at {soon}\""))
-        .job("good", "command = \"true\"\nschedule = \"@every 1s\"")
-        .start();
-    wait_until("its first attempt has failed", GENEROUS, || {
-        noted(&mut fleet, "job:bad").is_some_and(|n| n["awaited_for"][0] == "ops")
-    });
-    fleet.set_job("bad", Some(&job("schedule = \"@yearly\"\nenabled = false")));
-    fleet.reload(0);
-    // Longer than others have time to say that they have the job, and than the time between two looks.
-    std::thread::sleep(std::time::Duration::from_secs(17));
-    assert!(hook.heard("ops").is_empty(), "{:#?}", hook.heard("ops"));
-    assert_eq!(beats.paths(), ["/beat/start"]);
-    fleet.set_job("bad", None);
-    fleet.reload(0);
-    wait_until("the end is told", GENEROUS, || beats.paths().len() == 2);
-    assert_eq!(beats.paths()[1], "/beat/3");
-    let heard = hook.wait("ops", 1);
-    assert_eq!(kinds(&heard[0]), [("bad", "failed")]);
-    assert_eq!(heard[0]["items"][0]["run"]["attempt"], 1);
-    assert!(noted(&mut fleet, "job:bad").is_some_and(|n| n["awaited_for"].is_null()));
 }
 
 /// Notes of jobs of which nobody is told any more go after a week.

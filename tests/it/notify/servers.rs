@@ -4,10 +4,7 @@ use std::{
     io::{BufRead as _, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -93,12 +90,6 @@ impl Hook {
     /// The n-th request is treated as the n-th of these says; the last goes for all others.
     pub(crate) fn start_with(modes: &[Mode]) -> Self {
         Self::listen(TcpListener::bind("127.0.0.1:0").expect("a port"), modes)
-    }
-
-    /// At this port.
-    pub(super) fn start_at(port: u16) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a port");
-        Self::listen(listener, &[Mode::Takes])
     }
 
     pub(crate) fn listen(listener: TcpListener, modes: &[Mode]) -> Self {
@@ -305,10 +296,9 @@ pub(super) enum Oddity {
     Dies,
     /// Says nothing more.
     Hangs,
-    Says(&'static str),
 }
 
-/// A mail server. It refuses `bad@` when that is named, `late@` once it has the mail, and `busy@` for the time being.
+/// A mail server. It refuses `bad@`.
 pub(crate) struct MailServer {
     port: u16,
     heard: Arc<Post>,
@@ -321,7 +311,6 @@ struct Post {
     clear: Mutex<Vec<String>>,
     secret: Mutex<Vec<String>>,
     odd: Mutex<Vec<(&'static str, Oddity)>>,
-    calm: AtomicBool,
     wire: Wire,
     identity: Option<Arc<ServerConfig>>,
 }
@@ -332,32 +321,26 @@ impl MailServer {
     }
 
     pub(super) fn start_odd(odd: &[(&'static str, Oddity)]) -> Self {
-        Self::listen(0, Wire::Plain, None, odd)
-    }
-
-    pub(super) fn start_at(port: u16) -> Self {
-        Self::listen(port, Wire::Plain, None, &[])
+        Self::listen(Wire::Plain, None, odd)
     }
 
     /// Without an identity it offers no STARTTLS.
     pub(super) fn start_with(wire: Wire, identity: Option<Arc<ServerConfig>>) -> Self {
-        Self::listen(0, wire, identity, &[])
+        Self::listen(wire, identity, &[])
     }
 
     fn listen(
-        port: u16,
         wire: Wire,
         identity: Option<Arc<ServerConfig>>,
         odd: &[(&'static str, Oddity)],
     ) -> Self {
-        let listener = TcpListener::bind(("127.0.0.1", port)).expect("a port");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("an address").port();
         let heard = Arc::new(Post {
             mails: Mutex::default(),
             clear: Mutex::default(),
             secret: Mutex::default(),
             odd: Mutex::new(odd.to_vec()),
-            calm: AtomicBool::new(false),
             wire,
             identity,
         });
@@ -387,11 +370,6 @@ impl MailServer {
     /// The mails that it took, and to whom they go: the part of each address before the `@`.
     pub(super) fn taken(&self) -> Vec<(Vec<String>, String)> {
         locked(&self.heard.mails).clone()
-    }
-
-    /// From now on it takes mails for `busy@`.
-    pub(super) fn calm_down(&self) {
-        self.heard.calm.store(true, Ordering::SeqCst);
     }
 
     /// The first words of the commands that came in clear, and of those that came encrypted.
@@ -442,9 +420,6 @@ impl Post {
                 "DATA" => "354 go on",
                 "QUIT" => return false,
                 "RCPT" if receiver == "bad" => "550 5.1.1 no such user",
-                "RCPT" if receiver == "busy" && !self.calm.load(Ordering::SeqCst) => {
-                    "450 4.2.0 greylisted"
-                }
                 "RCPT" => {
                     to.push(receiver.to_owned());
                     "250 fine"
@@ -462,17 +437,12 @@ impl Post {
                 let text = text(&mut reader);
                 odd = self.odd(".");
                 answer = "250 taken";
-                if to.iter().any(|r| r == "late") {
-                    answer = "550 5.1.10 no such receiver";
-                } else if !matches!(odd, Some(Oddity::Says(_))) {
-                    locked(&self.mails).push((std::mem::take(&mut to), text));
-                }
+                locked(&self.mails).push((std::mem::take(&mut to), text));
             }
             match odd {
                 None => {}
                 Some(Oddity::Dies) => return false,
                 Some(Oddity::Hangs) => std::thread::sleep(Duration::from_secs(600)),
-                Some(Oddity::Says(words)) => answer = words,
             }
             let _ = reader
                 .get_mut()

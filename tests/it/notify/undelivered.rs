@@ -46,7 +46,7 @@ fn a_message_that_is_given_up_is_an_event_on_each_instance() {
             undelivered(at).len() == 1
         });
     }
-    assert_eq!(hook.paths().len(), 4);
+    assert_eq!(hook.paths().len(), 6);
     // What became of it is counted by the instance that sent it, and is there on the others.
     let notifier = (0..2).find(|i| {
         let log = fleet.instances[*i].log_text();
@@ -55,7 +55,7 @@ fn a_message_that_is_given_up_is_an_event_on_each_instance() {
     let notifier = notifier.expect("one that gave it up");
     for (i, at) in [&a, &b].into_iter().enumerate() {
         let metrics = get(at, "/metrics").send().text();
-        let counts = if i == notifier { [0, 4, 1] } else { [0, 0, 0] };
+        let counts = if i == notifier { [0, 6, 1] } else { [0, 0, 0] };
         for (result, n) in ["sent", "failed", "given_up"].into_iter().zip(counts) {
             let labels = format!("{{channel=\"ops\",result=\"{result}\"}}");
             let line = format!("\nsoloist_notifications_total{labels} {n}\n");
@@ -65,7 +65,7 @@ fn a_message_that_is_given_up_is_an_event_on_each_instance() {
     let told = fleet.json(&["notify", "undelivered", "--json"]);
     assert_eq!(told.as_array().map(Vec::len), Some(1), "{told}");
     assert_eq!(told[0]["channel"], "ops");
-    assert_eq!(told[0]["tries"], 4);
+    assert_eq!(told[0]["tries"], 6);
     assert_eq!(
         told[0]["about"][0],
         serde_json::json!({"job": "bad", "kind": "failed"})

@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::servers::{Hook, MailServer, Mode, Oddity, Wire, identity};
 use crate::{
     options::certificates,
-    support::{GENEROUS, fleet::fleet, process::alive, server::free_port, wait_for, wait_until},
+    support::{GENEROUS, fleet::fleet, process::alive, server::free_port, wait_until},
 };
 
 /// Sends a test over the channel `ops` of this table, with `ca.pem` as the only authority. Returns whether it was
@@ -65,6 +65,7 @@ fn each_way_in_which_a_server_fails_is_said_in_plain_words() {
         ),
         (Mode::Babbles, "the server did not answer in HTTP/1.1"),
         (Mode::Hangs, "did not answer within 2s"),
+        (Mode::Redirects, "soloist follows no redirects"),
     ] {
         hook.set(mode);
         refuses(dir.path(), &table(port), &format!("127.0.0.1:{port}"));
@@ -83,7 +84,7 @@ fn an_answer_that_never_ends_is_a_delivery() {
     let url = hook.url("ops");
     let table = format!("type = \"webhook\"\ntimeout = \"5s\"\nurl = \"{url}\"");
     let (delivered, said) = tell(dir.path(), &table);
-    assert!(delivered && said.starts_with("200 OK: x"), "{said}");
+    assert!(delivered && said.starts_with("200 OK"), "{said}");
     assert_eq!(hook.heard("ops").len(), 1);
 }
 
@@ -314,54 +315,36 @@ fn a_receiver_who_is_refused_silences_no_other() {
         "{said}"
     );
     assert!(said.contains("550: 5.1.1 no such user"), "{said}");
-    let taken = server.taken();
-    assert_eq!(taken.len(), 1, "{taken:?}");
-    assert_eq!(taken[0].0, ["ann", "bob"]);
-}
-
-/// A server may look at the receivers only once it has the mail.
-#[test]
-fn a_receiver_who_is_refused_with_the_mail_silences_no_other() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let server = MailServer::start();
-    let table = format!(
-        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\n\
-         to = [\"bad@example.org\", \"ann@example.org\", \"late@example.org\", \"bob@example.org\"]",
-        server.url()
-    );
-    let (delivered, said) = tell(dir.path(), &table);
-    assert!(!delivered);
-    for part in [
-        "2 of 4 receivers have the mail; ",
-        "not bad@example.org: ",
-        "not late@example.org: ",
-    ] {
-        assert!(said.contains(part), "{said}");
-    }
     let to: Vec<_> = server.taken().into_iter().map(|(to, _)| to).collect();
     assert_eq!(to, [["ann"], ["bob"]]);
 }
 
-/// However many receivers there are.
+/// A mail server that dies has taken the mail at most if it had it.
 #[test]
-fn a_mail_takes_no_longer_than_its_time_limit() {
+fn a_mail_server_that_dies_is_told_in_plain_words() {
     let dir = tempfile::tempdir().expect("a directory");
-    let mut odd = vec![(".", Oddity::Says("550 not for all of them"))];
-    odd.extend([("RSET", Oddity::Hangs); 20]);
-    let server = MailServer::start_odd(&odd);
-    let to: Vec<String> = (0..20).map(|n| format!("r{n}@example.org")).collect();
-    let table = format!(
-        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = {to:?}\ntimeout = \"3s\"",
-        server.url()
-    );
-    let begun = std::time::Instant::now();
-    refuses(
-        dir.path(),
-        &table,
-        "the mail server did not answer within 3s",
-    );
-    // Three seconds, and not three for each of them.
-    assert!(begun.elapsed().as_secs() < 30);
+    for (word, oddity, why) in [
+        (
+            ".",
+            Oddity::Dies,
+            "it closed the connection without an answer",
+        ),
+        (
+            "EHLO",
+            Oddity::Dies,
+            "it closed the connection without an answer",
+        ),
+        ("RCPT", Oddity::Hangs, "did not answer within 2s"),
+    ] {
+        let server = MailServer::start_odd(&[(word, oddity)]);
+        let table = format!(
+            "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = \"ann@example.org\"\n\
+             timeout = \"2s\"",
+            server.url()
+        );
+        refuses(dir.path(), &table, why);
+        assert_eq!(server.mails().len(), usize::from(word == "."));
+    }
 }
 
 /// Also what left its session, and has no parent but soloist.
@@ -381,84 +364,6 @@ fn a_command_that_is_killed_leaves_nothing_behind() {
         let pid = pid.parse().expect("a pid");
         wait_until("it is killed", GENEROUS, || !alive(pid));
     }
-}
-
-#[test]
-fn a_mail_server_that_closes_the_connection_may_have_taken_the_mail_only_if_it_had_it() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let server = MailServer::start_odd(&[(".", Oddity::Dies)]);
-    let table = format!(
-        "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = \"ann@example.org\"",
-        server.url()
-    );
-    let why = "it closed the connection without an answer: it may have taken the mail";
-    refuses(dir.path(), &table, why);
-    assert_eq!(server.mails().len(), 1);
-    for (word, why) in [
-        ("EHLO", "perhaps it does not speak SMTP at this port"),
-        ("MAIL", "before it had the mail"),
-        ("RCPT", "before it had the mail"),
-        ("DATA", "before it had the mail"),
-    ] {
-        let server = MailServer::start_odd(&[(word, Oddity::Dies)]);
-        let table = format!(
-            "type = \"email\"\nsmtp = \"{}\"\nfrom = \"s@example.org\"\nto = \"ann@example.org\"",
-            server.url()
-        );
-        refuses(dir.path(), &table, why);
-        assert!(server.mails().is_empty());
-    }
-}
-
-/// A message that cannot have left is no repetition when it comes.
-#[test]
-fn servers_that_cannot_be_reached_get_the_message_once_they_can() {
-    let dir = tempfile::tempdir().expect("a directory");
-    certificates(dir.path());
-    let (port, mail_port) = (free_port(), free_port());
-    let tls = Hook::start(Mode::Takes);
-    tls.identify(identity(dir.path(), "own"));
-    let tables = format!(
-        "[notify.ops]\ntype = \"webhook\"\nurl = \"http://127.0.0.1:{port}/ops\"\n\
-         [notify.tls]\ntype = \"webhook\"\nurl = \"https://localhost:{}/tls\"\n\
-         [notify.mail]\ntype = \"email\"\nsmtp = \"smtp://127.0.0.1:{mail_port}\"\nfrom = \"s@example.org\"\n\
-         to = \"ann@example.org\"\n",
-        tls.port()
-    );
-    let ca = dir.path().join("ca.pem").display().to_string();
-    let fleet = fleet(1)
-        .tables(&tables)
-        .default("notify", "[\"ops\", \"tls\", \"mail\"]")
-        .env(0, "SSL_CERT_FILE", &ca)
-        .job("bad", "command = \"false\"\nschedule = \"@every 1s\"")
-        .start();
-    wait_for("each channel was tried", GENEROUS, || {
-        let log = fleet.instances[0].log_text();
-        let tried = |channel: &str, why: &str| {
-            let of = format!("channel={channel} ");
-            let mut lines = log.lines().filter(|l| l.contains(&of));
-            lines.any(|l| l.contains(why))
-        };
-        let all = tried("ops", "Connection refused")
-            && tried("tls", "authority that this host trusts")
-            && tried("mail", "Connection refused");
-        all.then_some(())
-    });
-    tls.identify(identity(dir.path(), "server"));
-    let (ops, mail) = (Hook::start_at(port), MailServer::start_at(mail_port));
-    for (hook, name) in [(&ops, "ops"), (&tls, "tls")] {
-        let heard = hook.wait(name, 1);
-        assert_eq!(heard[0]["perhaps_sent"], false, "{name}: {heard:?}");
-        assert!(
-            heard[0]["tries"].as_u64().expect("a number") >= 1,
-            "{heard:?}"
-        );
-    }
-    let mails = wait_for("a mail", GENEROUS, || {
-        Some(mail.mails()).filter(|m| !m.is_empty())
-    });
-    assert!(mails[0].contains("Subject: bad failed"), "{}", mails[0]);
-    assert!(!mails[0].contains("repetition"), "{}", mails[0]);
 }
 
 /// What a file has when soloist reads its configuration is where messages go, until it reads it again.
@@ -491,32 +396,12 @@ fn an_address_and_a_key_may_be_in_files() {
     assert_eq!(super::kinds(&heard[1]), [("other", "failed")]);
     assert_eq!(hook.wait("pager", 2)[1]["routing_key"], "second");
     // What cannot be used is refused, and the daemon goes on with what it has.
-    let missing = fs::remove_file(fleet.file("hook"));
-    missing.expect("remove");
-    for (text, why) in [
-        (None, "cannot read"),
-        (Some(""), "the file is empty"),
-        (Some("\n"), "the file is empty"),
-        (Some("ops.example.org"), "not the address of a server"),
-        (Some("https://x/\0"), "NUL"),
-    ] {
-        if let Some(text) = text {
-            fs::write(fleet.file("hook"), text).expect("write");
-        }
-        let out = fleet.cli(&["check"]);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert_eq!(out.status.code(), Some(78), "{text:?}: {said}");
-        assert!(
-            said.contains("`url_file`") && said.contains(why),
-            "{text:?}: {said}"
-        );
-    }
-    fs::write(fleet.file("hook"), hook.url("new")).expect("write");
-    fs::write(fleet.file("key"), "").expect("write");
+    fs::write(fleet.file("hook"), "\n").expect("write");
     let out = fleet.cli(&["check"]);
     let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(78), "{said}");
     assert!(
-        said.contains("`routing_key_file`") && said.contains("the file is empty"),
+        said.contains("`url_file`") && said.contains("the file is empty"),
         "{said}"
     );
     fleet.instances[0].signal(rustix::process::Signal::HUP);

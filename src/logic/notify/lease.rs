@@ -3,11 +3,11 @@
 //! carries the lease that it believes to have and the next one, so that the write of a notifier that was replaced
 //! changes nothing.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{Boottime, InstanceId, JobName};
+use crate::model::{Boottime, InstanceId};
 
 /// How long the lease lasts.
 pub const LENGTH: Duration = Duration::from_secs(10);
@@ -29,75 +29,6 @@ pub struct Lease {
     /// Its holder has given it back.
     #[serde(default)]
     pub over: bool,
-    /// The jobs of the fleet that its holder's configuration lacks. None: it has all.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lacks: Option<Lacks>,
-}
-
-/// Jobs that other instances have, and the notifier's own configuration does not.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Lacks {
-    /// At most [`LACKS_NAMES`].
-    pub jobs: Vec<JobName>,
-    /// So many more.
-    #[serde(default)]
-    pub more: u64,
-    /// The channels over which they are told all the same: those of the notifier's `[defaults]`. Empty: nobody is told.
-    #[serde(default)]
-    pub channels: Vec<String>,
-}
-
-/// How many jobs [`Lacks`] names.
-pub const LACKS_NAMES: usize = 10;
-
-impl Lacks {
-    /// None: there are none.
-    pub fn of(jobs: &BTreeSet<JobName>, channels: &[String]) -> Option<Self> {
-        if jobs.is_empty() {
-            return None;
-        }
-        Some(Self {
-            jobs: jobs.iter().take(LACKS_NAMES).cloned().collect(),
-            more: jobs.len().saturating_sub(LACKS_NAMES) as u64,
-            channels: channels.to_vec(),
-        })
-    }
-
-    /// `a, b and 3 more`
-    pub fn names(&self) -> String {
-        let names: Vec<&str> = self.jobs.iter().map(JobName::as_str).collect();
-        match self.more {
-            0 => names.join(", "),
-            more => format!("{} and {more} more", names.join(", ")),
-        }
-    }
-
-    /// Who is told of them.
-    pub fn told(&self) -> String {
-        match self.channels.is_empty() {
-            true => {
-                "nobody is told of them, because `[defaults]` there names no channel in `notify`"
-                    .to_owned()
-            }
-            false => format!(
-                "they are told over {}, as `[defaults]` there says, and without `expect_success_within`",
-                self.channels.join(", ")
-            ),
-        }
-    }
-}
-
-/// Which jobs the notifier takes for jobs of the fleet that its configuration lacks: those that another instance had at
-/// two looks in a row, until it had not at two. After a restart a job that was removed looks for a while as if somebody
-/// had it; and an instance that lacks a job now and then marks it as nobody's, until another one contradicts.
-pub fn lacking(
-    known: &BTreeSet<JobName>,
-    before: &BTreeSet<JobName>,
-    now: &BTreeSet<JobName>,
-) -> BTreeSet<JobName> {
-    let of_two = |name: &&JobName| before.contains(*name) || known.contains(*name);
-    let stays = known.iter().filter(|name| before.contains(*name));
-    now.iter().filter(of_two).chain(stays).cloned().collect()
 }
 
 impl Lease {
@@ -144,11 +75,11 @@ pub fn allows(lease: Option<&str>, write: &Write) -> bool {
     lease == write.was.as_deref() || lease == Some(&write.lease)
 }
 
-/// What an instance knows of the lease.
+/// Whether an instance is the notifier, and what it knows of the lease.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Stand {
+pub enum Role {
     /// Another instance, or nobody yet.
-    By {
+    Follower {
         /// The lease as it was seen last, as text, and since when it has not changed.
         seen: Option<(Option<String>, Boottime)>,
     },
@@ -160,19 +91,19 @@ pub enum Stand {
     },
 }
 
-impl Stand {
+impl Role {
     pub fn new() -> Self {
-        Self::By { seen: None }
+        Self::Follower { seen: None }
     }
 
     /// The store was asked, and has this lease.
     pub fn saw(&mut self, lease: Option<String>, received: Boottime) {
         match self {
-            Self::By {
+            Self::Follower {
                 seen: Some((known, _)),
             } if *known == lease => {}
             _ => {
-                *self = Self::By {
+                *self = Self::Follower {
                     seen: Some((lease, received)),
                 };
             }
@@ -181,7 +112,7 @@ impl Stand {
 
     /// The lease to ask for, in place of the one that was seen, if this instance may now.
     pub fn may_take(&self, me: &InstanceId, process: u64, now: Boottime) -> Option<Lease> {
-        let Self::By {
+        let Self::Follower {
             seen: Some((lease, since)),
         } = self
         else {
@@ -195,14 +126,13 @@ impl Stand {
             token: read.map_or(0, |lease| lease.token).saturating_add(1),
             seq: 0,
             over: false,
-            lacks: None,
         })
     }
 
     /// The lease that is in force if this instance writes now, as far as it knows.
     pub fn known(&self) -> Option<String> {
         match self {
-            Self::By { seen } => seen.as_ref()?.0.clone(),
+            Self::Follower { seen } => seen.as_ref()?.0.clone(),
             Self::Notifier { lease, .. } => Some(lease.text()),
         }
     }
@@ -238,12 +168,12 @@ impl Stand {
     pub fn until(&self) -> Option<Boottime> {
         match self {
             Self::Notifier { confirmed, .. } => Some(*confirmed + TRUST),
-            Self::By { .. } => None,
+            Self::Follower { .. } => None,
         }
     }
 }
 
-impl Default for Stand {
+impl Default for Role {
     fn default() -> Self {
         Self::new()
     }
