@@ -226,7 +226,7 @@ pub fn next_of(schedules: &[Arc<Schedule>], t: Occurrence) -> Option<Occurrence>
 
 /// `@at` without an offset is a fixed time.
 fn at_local(time: DateTime, zone: &TimeZone, dst: Dst, span: Range<usize>) -> Result<Kind, Error> {
-    let unusable = || Error::new(format!("`{time}` is outside of the calendar"), span.clone());
+    let unusable = || parse::beyond(&time.to_string(), span.clone());
     let ms = |offset: jiff::tz::Offset| {
         offset
             .to_timestamp(time)

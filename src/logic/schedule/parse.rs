@@ -2,7 +2,7 @@
 
 use std::{ops::Range, time::Duration};
 
-use jiff::{Timestamp, civil::DateTime};
+use jiff::{Timestamp, civil::DateTime, fmt::temporal::Pieces};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
@@ -181,20 +181,29 @@ fn once(name: Word, rest: Word) -> Result<Parsed, Error> {
         ))
         .hint(EXAMPLE)
     };
+    if rest.text.contains('[') {
+        return Err(rest
+            .error("a zone in brackets is not allowed here")
+            .hint("write the offset alone, or no offset and the zone as the job's `timezone`"));
+    }
     let Some((_, time)) = rest
         .split_once('T')
         .or(rest.split_once('t'))
         .or(rest.split_once(' '))
     else {
-        return Err(bad());
+        return Err(match rest.text.parse::<jiff::civil::Date>() {
+            Ok(date) => rest
+                .error("`@at` needs a time, too")
+                .hint(format!("for example `@at {date}T18:00:00`")),
+            Err(_) => bad(),
+        });
     };
-    // Of a zone in brackets `jiff` would take the offset.
-    if rest.text.contains('[') {
-        return Err(bad());
-    }
     // A date and time with a wrong offset must not pass as one without.
     if time.text.contains(['Z', 'z', '+', '-']) {
-        let instant: Timestamp = rest.text.parse().map_err(|_| bad())?;
+        let instant: Timestamp = rest.text.parse().map_err(|_| match exists(rest.text) {
+            true => beyond(rest.text, rest.span()),
+            false => bad(),
+        })?;
         if instant.subsec_nanosecond() % 1_000_000 != 0 {
             return Err(rest.error("`@at` counts whole milliseconds").hint(EXAMPLE));
         }
@@ -211,6 +220,25 @@ fn once(name: Word, rest: Word) -> Result<Parsed, Error> {
         span: rest.span(),
     })
 }
+
+/// Whether it is a date and time with an offset, though perhaps one for which there is no [`Timestamp`].
+fn exists(text: &str) -> bool {
+    Pieces::parse(text).is_ok_and(|pieces| pieces.time().is_some() && pieces.offset().is_some())
+}
+
+/// What to say about a date and time that exists but is no [`Timestamp`]: those end a little before the year does,
+/// so that they can be written with every offset.
+pub(super) fn beyond(written: &str, span: Range<usize>) -> Error {
+    let until = Timestamp::MAX.strftime("%Y-%m-%dT%H:%M:%SZ");
+    Error::new(
+        format!("`{written}` is outside of the calendar, which ends at {until}"),
+        span,
+    )
+    .hint(NEVER)
+}
+
+const NEVER: &str = "for a job that starts only when it is triggered, leave `schedule` out; `enabled = false` turns a \
+                     schedule off";
 
 /// What a field may hold.
 pub(super) struct Field {
@@ -355,6 +383,43 @@ pub(super) fn fields(text: &str) -> Option<Vec<(&'static Field, Word<'_>)>> {
     (!text.trim_start().starts_with('@')).then(|| all.iter().copied().zip(words).collect())
 }
 
+/// What people write beside the fields: a time zone before them, a year after them, blanks inside a list.
+fn not_a_field(words: &[(usize, &str)]) -> Result<(), Error> {
+    let first = Word {
+        at: words[0].0,
+        text: words[0].1,
+    };
+    if let Some((key, zone)) = first.split_once('=')
+        && ["TZ", "CRON_TZ"].contains(&key.text)
+    {
+        return Err(first.error("a schedule has no time zone").hint(format!(
+            "that is a key of the job: `timezone = \"{}\"`",
+            zone.text
+        )));
+    }
+    for pair in words.windows(2) {
+        let ((at, before), (after, next)) = (pair[0], pair[1]);
+        if before.ends_with(',') || next.starts_with(',') {
+            return Err(
+                Error::new("a list has no blanks", at..after + next.len()).hint(format!(
+                    "a blank begins the next field: write `{before}{next}`"
+                )),
+            );
+        }
+    }
+    if let [_, _, _, _, _, _, (at, text)] = *words {
+        let hint = match text {
+            "*" | "?" => "leave it out: every year is meant without it",
+            _ => "for a single date write `@at 2026-12-24T18:00:00`",
+        };
+        let year = Word { at, text };
+        return Err(year
+            .error("a seventh field (year) is not supported")
+            .hint(hint));
+    }
+    Ok(())
+}
+
 fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error> {
     let word = |index: usize| Word {
         at: words[index].0,
@@ -364,18 +429,20 @@ fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error>
         ..words
             .last()
             .map_or(text.len(), |(at, last)| at + last.len());
+    not_a_field(words)?;
     let first = match words.len() {
         5 => 0,
         6 => 1,
         n => {
-            let s = if n == 1 { "" } else { "s" };
-            let message = format!(
-                "found {n} field{s}, expected five (minute, hour, day of month, month, day of week) or six with \
-                 seconds first"
-            );
-            let hint = "every day at noon is `0 12 * * *`; a list has no blanks, a time zone is the key `timezone`, and \
-                        a single date is `@at 2026-12-24T18:00:00`";
-            return Err(Error::new(message, whole).hint(hint));
+            return Err(Error::new(
+                format!(
+                    "found {n} field{}, expected five (minute, hour, day of month, month, day of week) \
+                     or six with seconds first",
+                    if n == 1 { "" } else { "s" }
+                ),
+                whole,
+            )
+            .hint("every day at noon is `0 12 * * *`"));
         }
     };
     let seconds = match first {
@@ -418,10 +485,9 @@ fn cron(text: &str, words: &[(usize, &str)], job: &str) -> Result<Parsed, Error>
             "this never happens: no such day exists in the months named",
             word(first + 2).at..whole.end,
         )
-        .hint(
-            "February has 28 or 29 days; April, June, September and November have 30; for a job that starts only when \
-             it is triggered, leave `schedule` out; `enabled = false` turns a schedule off",
-        ));
+        .hint(format!(
+            "February has 28 or 29 days; April, June, September and November have 30; {NEVER}"
+        )));
     }
     Ok(Parsed::Cron {
         calendar,
@@ -462,6 +528,16 @@ fn values(field: &Field, word: Word, job: &str) -> Result<Values, Error> {
     Ok(values)
 }
 
+/// What to write for a step behind a single value.
+fn steps(field: &Field, value: u32, step: &str) -> String {
+    let (min, max) = (field.min, field.max);
+    let all = format!("write `*/{step}` to begin at {min}");
+    match value == min {
+        true => all,
+        false => format!("{all}, or `{value}-{max}/{step}` to begin at {value}"),
+    }
+}
+
 fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result<(), Error> {
     if add_special(field, item, values)? {
         return Ok(());
@@ -493,7 +569,7 @@ fn add_item(field: &Field, item: Word, job: &str, values: &mut Values) -> Result
     } else {
         let value = field.value(range)?;
         if let Some(step) = step {
-            let hint = format!("write `{value}-{}/{}`", field.max, step.text);
+            let hint = steps(field, value, step.text);
             return Err(item.error("a step needs a range to count in").hint(hint));
         }
         (value, value)
@@ -555,6 +631,14 @@ fn add_special(field: &Field, item: Word, values: &mut Values) -> Result<bool, E
     if field.is_day() {
         match upper.as_str() {
             "?" => values.plain |= 0xffff_fffe,
+            _ if upper.starts_with("L-") => {
+                return Err(item
+                    .error(format!("`{}`, a day before the last one, is not supported", item.text))
+                    .hint(
+                        "`L` is the last day of the month, `LW` its last working day; for another one run on each day \
+                         that it may be (`25-28`), and let the command look at the date",
+                    ));
+            }
             "L" => values.last = true,
             "LW" => values.last_weekday = true,
             _ if upper.ends_with('W') => {
@@ -567,6 +651,11 @@ fn add_special(field: &Field, item: Word, values: &mut Values) -> Result<bool, E
     if field.is_weekday() {
         match upper.as_str() {
             "?" => values.plain |= 0x7f,
+            "L" => {
+                return Err(item
+                    .error("`L` needs a day of week before it")
+                    .hint("the last Friday of the month is `5L` or `FRIL`"));
+            }
             _ if upper.ends_with('L') => {
                 values.weekday_last |= 1 << (field.value(head(1))? % 7);
             }
