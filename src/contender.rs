@@ -40,7 +40,6 @@ use crate::{
     health::Health,
     last_will::{self, LastWill},
     logic::{
-        backoff::Throttle,
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
         contest::{Absence, Account, Changes, Halt, JobState, Me},
@@ -118,8 +117,6 @@ pub struct Contender {
     draining: AtomicBool,
     /// Why this instance must not claim: the reason as a decision, and in words.
     halts: Mutex<BTreeMap<&'static str, Option<Arc<str>>>>,
-    /// When this instance last said that the store contradicts the times in its answers.
-    contradiction_told: Mutex<Throttle>,
     /// The longest quarantine that any job needs, in milliseconds; only grows.
     quarantine: AtomicU64,
     /// The settings of the store are to be checked now.
@@ -222,7 +219,6 @@ impl Contender {
             health: p.health,
             draining: AtomicBool::new(false),
             halts: Mutex::default(),
-            contradiction_told: Mutex::default(),
             quarantine: AtomicU64::new(0),
             check_due: AtomicBool::new(false),
             registration_due: Notify::new(),
@@ -573,22 +569,6 @@ impl Contender {
         };
         self.raise_quarantine(quarantine);
         lapsed
-    }
-
-    /// The store decides nothing by a clock that is not the one which its answers show.
-    fn contradicted(&self, job: &JobName, target: &Target) {
-        let every = Duration::from_secs(10);
-        if self.contradiction_told.lock().lets(Boottime::now(), every) {
-            error!(
-                "the store's clock does not show the times that arrive here in its answers, so the store decides \
-                 nothing and no job starts: something between this host and the store changes its answers; check the \
-                 proxies on the way to the `url` in [store]"
-            );
-        }
-        if let Target::Scheduled(at) = target {
-            let detail = "the store's clock does not show the times that arrive in its answers";
-            self.journal(job, *at, "contradicted", detail.to_owned());
-        }
     }
 
     fn note_clock<T>(&self, reply: &Reply<T>) {

@@ -149,7 +149,6 @@ fn told(decision: &str, detail: &str) -> String {
         "store_error" => "could not reach the store",
         "no_start" => "could not start any command",
         "clock" => "does not believe the store's clock",
-        "contradicted" => "could not claim it",
         "draining" => "did not claim it: draining",
         "quarantined" => "had to wait",
         other => other,

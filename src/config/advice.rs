@@ -374,12 +374,8 @@ fn alarm(
         return;
     }
     let to = Occurrence(from.0 + gap);
-    let clocks = match clocks_go_back(job, from, to, ms) {
-        true => " (the clocks go back between the two)",
-        false => "",
-    };
     let message = format!(
-        "`expect_success_within` ({}) is too short{of}: the schedule has nothing for {} from {} to {}{clocks}, so the \
+        "`expect_success_within` ({}) is too short{of}: the schedule has nothing for {} from {} to {}, so the \
          time is over before a run can succeed, and that is told",
         show_duration(within),
         span(gap),
@@ -398,18 +394,6 @@ fn alarm(
     let hint =
         format!("longer than that and a run together: `expect_success_within = \"{better}\"`");
     found.advise("short_alarm", place, span_of.clone(), message, hint);
-}
-
-/// The two are at least `within` ms apart only because an hour comes twice: by the clocks it is less.
-fn clocks_go_back(job: &Job, from: Occurrence, to: Occurrence, within: i64) -> bool {
-    let shown = |o: Occurrence| {
-        let local = job.schedules.first()?.local(o);
-        local.get(..19)?.parse::<jiff::civil::DateTime>().ok()
-    };
-    let apart = shown(from)
-        .zip(shown(to))
-        .map(|(from, to)| to.duration_since(from));
-    apart.is_some_and(|apart| apart.as_millis() < i128::from(within) && within <= to.0 - from.0)
 }
 
 /// Runs that are, or may be, longer than the time to the next one.
@@ -795,15 +779,9 @@ mod tests {
         let long = told(&format!("{daily}'24h30m'\n"), &none);
         assert!(
             long.len() == 1
-                && long[0].contains(
-                    "nothing for 1 d 1 h from 2027-10-30 09:00 to 2027-10-31 09:00 (the clocks go back between the two), so"
-                ),
+                && long[0]
+                    .contains("nothing for 1 d 1 h from 2027-10-30 09:00 to 2027-10-31 09:00, so"),
             "{long:?}"
-        );
-        let short = told(&format!("{daily}'23h'\n"), &none);
-        assert!(
-            short.len() == 1 && !short[0].contains("clocks"),
-            "{short:?}"
         );
         // Nobody watches a job that is disabled.
         let disabled = text("1h", "notify = ['ops']\nenabled = false\n");

@@ -33,9 +33,6 @@ use crate::{
     model::JobName,
 };
 
-/// A message does not show a longer path: most likely it is the content of a file; bytes.
-const LONGEST_PATH: usize = 1000;
-
 /// Variables that are never secret, and that every command needs.
 const LOGIN: [&str; 6] = ["HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG"];
 
@@ -495,14 +492,9 @@ fn content<T>(
                     && r.text
                         .get(file.span.clone())
                         .is_some_and(|s| s.contains("${"));
-                let shown = path.display().to_string();
                 let path = match expanded {
                     true => "the file, after its variables are expanded".to_owned(),
-                    // No name of a file: most likely its content, such as a key.
-                    false if shown.contains('\n') || shown.len() > LONGEST_PATH => {
-                        "the file: the value is no path".to_owned()
-                    }
-                    false => format!("`{}`", shown.escape_debug()),
+                    false => format!("`{}`", path.display().to_string().escape_debug()),
                 };
                 (
                     format!("`{key}`: cannot read {path}: {why}"),
@@ -628,11 +620,11 @@ fn job(
         Given::Absent => {
             let hint =
                 "write `command = [\"/usr/bin/program\", \"argument\"]`, or a string for the shell";
-            r.problems.absent(
+            r.problems.add(
                 place,
                 name.span.clone(),
                 "`command` is missing".into(),
-                hint.into(),
+                Some(hint.into()),
             );
             None
         }
@@ -787,11 +779,11 @@ fn channel(r: &mut Reader<'_>, name: &At<&str>, raw: &keys::Notify) -> Option<Ch
     let Some(kind) = raw.r#type.optional()? else {
         let hint =
             "write `type = \"webhook\"`, or slack, discord, teams, pagerduty, email, command";
-        r.problems.absent(
+        r.problems.add(
             Place::Channel(name.value),
             name.span.clone(),
             "`type` is missing".into(),
-            hint.into(),
+            Some(hint.into()),
         );
         return None;
     };
@@ -844,7 +836,7 @@ fn way(r: &mut Reader<'_>, name: &At<&str>, kind: Type, raw: &keys::Notify) -> O
     }
     let missing = |r: &mut Reader<'_>, what: &str, hint: &str| {
         let (message, span) = (format!("{what} is missing"), name.span.clone());
-        r.problems.absent(place, span, message, hint.into());
+        r.problems.add(place, span, message, Some(hint.into()));
     };
     let url = one_secret(
         r,

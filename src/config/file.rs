@@ -8,7 +8,7 @@ use super::{
     Channels, Http, Report, Sends, Store,
     advice::Spots,
     check, named, raw,
-    report::{self, Collector},
+    report::{Collector, Place},
     rights,
     tree::Reader,
 };
@@ -53,10 +53,7 @@ pub(super) fn read(path: &Path) -> Result<String, Report> {
     let bytes = std::fs::File::open(path).and_then(|file| named::bounded(file, MOST));
     let bytes = bytes.map_err(|error| {
         failed(
-            format!(
-                "cannot read the configuration: {}",
-                named::words(path, &error)
-            ),
+            format!("cannot read the configuration: {}", named::words(&error)),
             "name another file with `--config` or `SOLOIST_CONFIG`",
         )
     })?;
@@ -124,32 +121,14 @@ fn parsed(
     let text = unmarked(text);
     let mut problems = Collector::new(path, text);
     let (tree, errors) = DeTable::parse_recoverable(text);
-    let mut repeated = Vec::new();
-    for error in errors {
-        let span = error.span().unwrap_or(0..0);
-        let before = text.get(..span.start).unwrap_or_default();
-        let line = before.rfind('\n').map_or(0, |n| n + 1);
-        if report::is_duplicate(error.message()) && text[line..].trim_start().starts_with('[') {
-            repeated.push((line, span.start));
+    // After one the parser guesses what was meant.
+    if !errors.is_empty() {
+        for error in errors {
+            let span = error.span().unwrap_or(0..0);
+            problems.add(Place::Top, span, error.message().to_owned(), None);
         }
-        problems.syntax(span, error.message());
+        return Err(problems.finish());
     }
-    repeated.sort_unstable();
-    repeated.truncate(REPEATED);
-    let ends = repeated
-        .iter()
-        .skip(1)
-        .map(|(line, _)| *line)
-        .chain([text.len()]);
-    let texts: Vec<_> = repeated
-        .iter()
-        .zip(ends)
-        .map(|((line, at), end)| (at, alone(text, *line..end)))
-        .collect();
-    let again: Vec<_> = texts
-        .iter()
-        .map(|(at, text)| (*at, DeTable::parse_recoverable(text).0))
-        .collect();
     let dir = path.parent().unwrap_or(Path::new(""));
     let dir = if dir.as_os_str().is_empty() {
         Path::new(".")
@@ -163,30 +142,11 @@ fn parsed(
         problems,
     );
     reader.sends = sends;
-    let mut raw = raw::file(&mut reader, tree.get_ref());
-    for (at, tree) in &again {
-        let more = raw::file(&mut reader, tree.get_ref());
-        let jobs = more
-            .jobs
-            .into_iter()
-            .filter(|(_, span, _)| span.start == **at);
-        raw.jobs.extend(jobs);
-    }
+    let raw = raw::file(&mut reader, tree.get_ref());
     match check::config(&mut reader, raw, places) {
         Some(config) if reader.problems.is_empty() => Ok(config),
         _ => Err(reader.problems.finish()),
     }
-}
-
-/// The most repeated tables that `parse` checks. The parser itself keeps only the first value of a repeated key.
-const REPEATED: usize = 20;
-
-/// A part of the text at its position, with spaces in place of the text before it.
-fn alone(text: &str, part: std::ops::Range<usize>) -> String {
-    let blank = |b: u8| if b == b'\n' { '\n' } else { ' ' };
-    let mut out: String = text[..part.start].bytes().map(blank).collect();
-    out.push_str(&text[part]);
-    out
 }
 
 /// A checked configuration: no later step refuses a part of it.

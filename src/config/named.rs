@@ -28,15 +28,15 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, String> {
         false => Err("it is not a regular file".to_owned()),
     };
     // Before it is opened, because to open a device may have an effect.
-    regular(fs::metadata(path).map_err(|e| words(path, &e))?)?;
+    regular(fs::metadata(path).map_err(|e| words(&e))?)?;
     // It may be another file by now: without the flag, to open a pipe would wait for its writer.
     let opened = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path);
-    let file = opened.map_err(|e| words(path, &e))?;
-    regular(file.metadata().map_err(|e| words(path, &e))?)?;
-    bounded(file, MOST).map_err(|e| words(path, &e))
+    let file = opened.map_err(|e| words(&e))?;
+    regular(file.metadata().map_err(|e| words(&e))?)?;
+    bounded(file, MOST).map_err(|e| words(&e))
 }
 
 /// By these a changed file is known: time, size, inode.
@@ -70,14 +70,8 @@ pub(super) fn bounded(file: impl Read, most: u64) -> io::Result<Vec<u8>> {
 
 /// Why a file cannot be read, without the number of the error, which helps nobody.
 #[cfg(feature = "tls")]
-pub(super) fn words(path: &Path, error: &io::Error) -> String {
+pub(super) fn words(error: &io::Error) -> String {
     match error.kind() {
-        io::ErrorKind::NotFound if path.is_symlink() => {
-            format!(
-                "it is a link to {}, which does not exist",
-                followed(path).display()
-            )
-        }
         io::ErrorKind::NotFound => "no such file".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
         _ => error.to_string(),

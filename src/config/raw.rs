@@ -13,11 +13,11 @@ use super::{
     notify::KINDS,
     report::Place,
     tree::{At, Field, Given, Node, Reader, Table, clipped},
-    url::{self, Kind},
+    url::{self as store_urls, Kind},
 };
 use crate::{
     logic::{notify::Kind as Told, schedule::Dst},
-    model::{JobName, is_dots},
+    model::is_name,
 };
 
 #[derive(Default)]
@@ -66,7 +66,6 @@ pub(super) fn file<'t>(r: &mut Reader<'t>, root: &'t DeTable<'t>) -> File<'t> {
     if let Some(table) = section(r, &mut top, "jobs", Place::Jobs) {
         file.jobs = table.names().collect();
     }
-    top.later(r, &["calendars", "include"]);
     top.finish(r, |key| {
         Job::NAMES
             .contains(&key)
@@ -82,7 +81,9 @@ pub(super) fn named_job<'t>(
     span: Range<usize>,
     node: Node<'t>,
 ) -> Option<Job> {
-    if let Err((message, hint)) = job_name(name) {
+    if !is_name(name) {
+        let message = format!("`{}` cannot be the name of a job", clipped(name));
+        let hint = "use letters, digits, `-`, `_` and `.`, 1 to 100 of them, and not `.` or `..`";
         r.problems
             .add(Place::Jobs, span, message, Some(hint.into()));
     }
@@ -135,14 +136,7 @@ pub(super) fn named_channel<'t>(
         table.pass(r, &WHERE);
     }
     let channel = Notify::take(r, &mut table);
-    table.finish(r, |key| match key {
-        "webhook" | "webhook_url" | "endpoint" => Some("did you mean `url`?"),
-        "server" | "host" | "relay" => Some("did you mean `smtp`?"),
-        "cmd" | "exec" => Some("did you mean `command`?"),
-        "events" | "when" => Some("did you mean `on`?"),
-        "username" | "password" => Some(MAIL_LOGIN),
-        _ => None,
-    });
+    table.finish(r, |_| None);
     Some(channel)
 }
 
@@ -158,59 +152,10 @@ fn section<'t>(
     Some(table)
 }
 
-fn job_name(name: &str) -> Result<(), (String, &'static str)> {
-    const LONGEST: usize = JobName::LONGEST;
-    const HINT: &str = "use letters, digits, `-`, `_` and `.`, 1 to 100 of them";
-    const { assert!(LONGEST == 100, "the hint says so") };
-    if name.is_empty() {
-        return Err(("the name of a job must not be empty".into(), HINT));
-    }
-    if name.len() > LONGEST {
-        return Err((
-            format!(
-                "the name of a job must not have more than {LONGEST} characters, `{}` has {}",
-                clipped(name),
-                name.chars().count()
-            ),
-            HINT,
-        ));
-    }
-    if is_dots(name) {
-        return Err((
-            format!(
-                "`{name}` cannot be the name of a job: in an address it stands for a directory"
-            ),
-            "choose another name",
-        ));
-    }
-    match name.chars().find(|c| !JobName::allows(*c)) {
-        Some(c) => Err((
-            format!(
-                "`{}` cannot be the name of a job: it contains `{}`",
-                clipped(name),
-                c.escape_debug()
-            ),
-            HINT,
-        )),
-        None => Ok(()),
-    }
-}
-
 fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
     let store = Store::take(r, &mut t);
-    // Not one of the keys that a hint names.
-    if let Some(field) = t.refused("urls") {
-        let message = "this version does not support `urls` (quorum mode) yet".into();
-        r.problems.add(
-            Place::Store,
-            field.node.span(),
-            message,
-            Some("name one store with `url`".into()),
-        );
-    }
     t.finish(r, |key| match key {
         "password" => Some("put the password into a file and name it in `password_file`"),
-        "max_parallel" | "drain" | "clock_drift" => Some("this key belongs below `[limits]`"),
         _ => None,
     });
     store
@@ -218,22 +163,10 @@ fn store<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Store {
 
 pub(super) fn store_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Url> {
     let text = r.string(field)?;
-    let kind = match url::parse(&text) {
+    let kind = match store_urls::parse(&text) {
         Ok(kind) => kind,
         Err(error) => {
-            // After an expansion, positions in the text are not positions in the file.
-            let expanded = field.node.get_ref().as_str() != Some(text.as_str());
-            let span = if expanded {
-                field.node.span()
-            } else {
-                r.inside(field.node, &error.span)
-            };
-            r.problems.add(
-                field.place,
-                span,
-                format!("`{field}`: {}", error.message),
-                error.hint,
-            );
+            r.wrong(field, error.message, error.hint);
             return None;
         }
     };
@@ -265,7 +198,6 @@ fn limits<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Limits {
 fn http<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Http {
     let http = Http::take(r, &mut t);
     t.finish(r, |key| match key {
-        "address" | "bind" | "port" | "host" | "socket" => Some("did you mean `listen`?"),
         "token" | "tokens" | "password" => {
             Some("put the hashes of tokens into a file and name it in `tokens_file`")
         }
@@ -317,90 +249,47 @@ pub(super) fn listen(r: &mut Reader<'_>, field: Field<'_>) -> Option<Listen> {
 
 pub(super) fn public_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.filled(field)?;
-    let rest = text
-        .strip_prefix("https://")
-        .or_else(|| text.strip_prefix("http://"));
-    let bad = |c: char| c.is_whitespace() || c.is_control() || "@?#\\\"'<>".contains(c);
-    match rest.and_then(|rest| rest.split('/').next()) {
-        Some(host) if !host.is_empty() && !text.contains(bad) => {
-            Some(text.trim_end_matches('/').to_owned())
-        }
-        _ => {
-            let message = "not the address of a page".to_owned();
-            r.wrong(
-                field,
-                message,
-                "write `https://soloist.example.org`".to_owned(),
-            );
-            None
-        }
+    let page = http_url(&text).filter(|url| {
+        url.username().is_empty() && url.query().is_none() && url.fragment().is_none()
+    });
+    if page.is_none() {
+        let hint = "write `https://soloist.example.org`".to_owned();
+        r.wrong(field, "not the address of a page".to_owned(), hint);
+        return None;
     }
+    Some(text.trim_end_matches('/').to_owned())
 }
 
-/// `text` is the address of a server that speaks HTTP: its host is not empty.
-pub(crate) fn is_http_url(text: &str) -> bool {
+/// The address of a server that speaks HTTP; it may have user and password.
+fn http_url(text: &str) -> Option<url::Url> {
     let rest = text
         .strip_prefix("https://")
-        .or_else(|| text.strip_prefix("http://"));
-    let host = rest.and_then(|rest| rest.split(['/', '?', '#']).next());
-    let bad =
-        // A brace would be a placeholder that nobody filled in.
-        |c: char| c.is_whitespace() || c.is_control() || !c.is_ascii() || "\"<>\\^`{}".contains(c);
-    host.is_some_and(|host| !host.is_empty() && !host.contains('@')) && !text.contains(bad)
+        .or_else(|| text.strip_prefix("http://"))?;
+    // `url` would encode these, and its reader would not. A brace would be a placeholder that nobody filled in.
+    let odd = |c: char| !c.is_ascii_graphic() || "\"<>\\^`{}".contains(c);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if text.contains(odd) || authority.is_empty() || authority.matches('@').count() > 1 {
+        return None;
+    }
+    let url = url::Url::parse(text).ok()?;
+    (url.password().is_none() || !url.username().is_empty()).then_some(url)
 }
 
-const HTTP_URL: &str = "write `https://host/path`";
-const ESCAPED: &str = "write `https://USER:PASSWORD@host/path`, and escape `@`, `:`, `/` and `%` in user and password, \
-                       as in `%40`";
+/// `text` is the address of a server that speaks HTTP, without user and password.
+pub(crate) fn is_http_url(text: &str) -> bool {
+    http_url(text).is_some_and(|url| url.username().is_empty())
+}
+
 const MAIL_SERVER: &str = "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, \
                            `smtp://HOST:25`; escape `@`, `:` and `/` in user and password, as in `%40`";
-const MAIL_LOGIN: &str =
-    "write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`";
 
-const NO_PORT: &str = "the port of the address is no number from 1 to 65535";
-
-/// This host is followed by a port that cannot be one.
-fn odd_port(host: &str) -> bool {
-    let possible = |port: &str| {
-        port.is_empty()
-            || port.bytes().all(|b| b.is_ascii_digit())
-                && port.parse::<std::num::NonZeroU16>().is_ok()
-    };
-    let port = host.rsplit_once(':').map(|(_, port)| port);
-    port.is_some_and(|port| !port.ends_with(']') && !possible(port))
-}
-
-/// Checks the address of an HTTP server; an error says what to write instead. The address may have user and password.
-/// The texts repeat no part of it.
+/// What is wrong with the address of a server that speaks HTTP, and what to write. The texts repeat no part of it.
 pub(super) fn address(text: &str) -> Result<(), (&'static str, &'static str)> {
-    let wrong = "not the address of a server";
-    let Some((scheme, rest)) = text.split_once("://") else {
-        return Err((wrong, HTTP_URL));
-    };
-    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let host = match authority.rsplit_once('@') {
-        None => authority,
-        Some((login, _)) if login.contains('@') => {
-            return Err(("user or password of the address has a bare `@`", ESCAPED));
-        }
-        Some((login, _)) if login.is_empty() || login.starts_with(':') => {
-            return Err(("the address has a password and no user", ESCAPED));
-        }
-        Some((_, host)) => host,
-    };
-    if odd_port(host) {
-        return Err(match path.contains('@') {
-            true => (
-                "user or password of the address has a bare `/`, `?` or `#`",
-                ESCAPED,
-            ),
-            false => (NO_PORT, HTTP_URL),
-        });
-    }
-    match is_http_url(&format!("{scheme}://{host}{path}")) && is_http_url(&text.replace('@', "")) {
-        true => Ok(()),
-        false => Err((wrong, HTTP_URL)),
-    }
+    let hint = "write `https://host/path` or `https://USER:PASSWORD@host/path`, and escape `@`, `:`, `/` and `%` in user \
+                and password, as in `%40`";
+    http_url(text)
+        .map(drop)
+        .ok_or(("not the address of a server", hint))
 }
 
 pub(super) fn channel_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
@@ -430,26 +319,16 @@ pub(super) fn heartbeat_url(r: &mut Reader<'_>, field: Field<'_>) -> Option<Stri
 
 pub(super) fn smtp(r: &mut Reader<'_>, field: Field<'_>) -> Option<String> {
     let text = r.filled(field)?;
-    let rest = ["smtps://", "smtp+starttls://", "smtp://"]
-        .iter()
-        .find_map(|scheme| text.strip_prefix(scheme));
-    let bad = |c: char| c.is_whitespace() || c.is_control();
-    let host = rest.map(|rest| rest.rsplit('@').next().unwrap_or_default());
-    let (host, rest) = match host {
-        Some(host) => host.split_at(host.find(['/', '?', '#']).unwrap_or(host.len())),
-        None => ("", ""),
-    };
-    if host.is_empty() || host.starts_with(':') || !["", "/"].contains(&rest) || text.contains(bad)
-    {
-        r.wrong(
-            field,
-            "not the address of a mail server".to_owned(),
-            MAIL_SERVER.to_owned(),
-        );
-        return None;
-    }
-    if odd_port(host) {
-        r.wrong(field, NO_PORT.to_owned(), MAIL_SERVER.to_owned());
+    let server = url::Url::parse(&text).ok().filter(|url| {
+        ["smtps", "smtp+starttls", "smtp"].contains(&url.scheme())
+            && url.host_str().is_some_and(|host| !host.is_empty())
+            && ["", "/"].contains(&url.path())
+            && url.query().is_none()
+            && url.fragment().is_none()
+    });
+    if server.is_none() {
+        let message = "not the address of a mail server".to_owned();
+        r.wrong(field, message, MAIL_SERVER.to_owned());
         return None;
     }
     Some(text)
@@ -570,17 +449,7 @@ fn pauses(r: &mut Reader<'_>, field: Field<'_>, first: &Given<Duration>, most: &
 
 fn job<'t>(r: &mut Reader<'t>, mut t: Table<'t>) -> Job {
     let job = Job::take(r, &mut t);
-    t.later(r, &["http", "hosts", "prefer", "exclude", "only"]);
-    // The names that other schedulers use.
-    t.finish(r, |key| match key {
-        "cmd" | "exec" | "run" | "script" | "shell" => Some("did you mean `command`?"),
-        "cron" | "crontab" | "at" | "every" => Some("did you mean `schedule`?"),
-        "tz" => Some("did you mean `timezone`?"),
-        "cwd" | "dir" | "workdir" => Some("did you mean `working_dir`?"),
-        "concurrency" => Some("did you mean `overlap`?"),
-        "retries" => Some("did you mean `retry`?"),
-        _ => None,
-    });
+    t.finish(r, |_| None);
     job
 }
 

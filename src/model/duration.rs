@@ -37,76 +37,29 @@ const DURATIONS: &str = "write it as `250ms`, `15s`, `5m`, `1h30m` or `2d`";
 /// # Errors
 /// The text has another form, or is longer than 3650 days.
 pub fn parse(text: &str) -> Result<Duration, Wrong> {
-    let not =
-        |hint: String| Wrong::new(format!("`{}` is not a duration", text.escape_debug()), hint);
-    let joined: String = text.split_whitespace().collect();
-    if joined != text && parse(&joined).is_ok() {
-        return Err(not(format!("write it without spaces: `{joined}`")));
-    }
-    if text.starts_with('-') {
-        return Err(Wrong::new(
-            format!("a duration cannot be negative: `{}`", text.escape_debug()),
-            DURATIONS,
-        ));
-    }
-    let mut rest = text;
-    let mut total: u128 = 0;
-    let mut next_unit = 0;
-    while !rest.is_empty() || total == 0 && next_unit == 0 {
-        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, tail) = rest.split_at(digits);
-        let letters = tail
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(letters);
-        if digits == 0 {
-            return Err(not(DURATIONS.into()));
-        }
-        if unit.is_empty() {
-            return Err(not(format!("add a unit, such as `{number}s`; {DURATIONS}")));
-        }
-        if unit.starts_with('.') {
-            return Err(not(
-                "use whole numbers: `1500ms` for 1.5 s, `90s` for 1.5 min, `1h30m` for 1.5 h"
-                    .into(),
-            ));
-        }
-        let Some(at) = UNITS.iter().position(|(name, _)| *name == unit) else {
-            return Err(not(match unit.trim().to_ascii_lowercase().as_str() {
-                "millis" | "msec" | "msecs" | "millisecond" | "milliseconds" => {
-                    "write `ms` for milliseconds".into()
-                }
-                "s" | "sec" | "secs" | "second" | "seconds" => {
-                    "write `s` for seconds, without spaces".into()
-                }
-                "m" | "min" | "mins" | "minute" | "minutes" => {
-                    "write `m` for minutes, without spaces".into()
-                }
-                "h" | "hr" | "hrs" | "hour" | "hours" => {
-                    "write `h` for hours, without spaces".into()
-                }
-                "d" | "day" | "days" => "write `d` for days, without spaces".into(),
-                "w" | "week" | "weeks" => "weeks are not supported: write `7d`".into(),
-                _ => DURATIONS.into(),
-            }));
+    let wrong =
+        |what: &str, hint: &str| Wrong::new(format!("`{}` is {what}", text.escape_debug()), hint);
+    let (mut rest, mut total, mut units) = (text, 0, UNITS.iter());
+    loop {
+        let length = |of: &str, part: fn(&char) -> bool| -> usize {
+            of.chars().take_while(part).map(char::len_utf8).sum()
         };
-        if at < next_unit {
-            return Err(not(
-                "write each unit once, the largest first, as in `1h30m`".into(),
-            ));
-        }
-        next_unit = at + 1;
+        let (number, tail) = rest.split_at(length(rest, char::is_ascii_digit));
+        let (unit, tail) = tail.split_at(length(tail, char::is_ascii_lowercase));
+        // Those that are larger are passed over, so none comes twice.
+        let Some((_, ms)) = units.find(|(name, _)| !number.is_empty() && *name == unit) else {
+            return Err(wrong("not a duration", DURATIONS));
+        };
         // A number that does not fit into a u64 is too long in any unit.
-        let number: u128 = number.parse::<u64>().unwrap_or(u64::MAX).into();
-        total += number * u128::from(UNITS[at].1);
+        total += u128::from(number.parse::<u64>().unwrap_or(u64::MAX)) * u128::from(*ms);
         rest = tail;
+        if rest.is_empty() {
+            break;
+        }
     }
     match u64::try_from(total).map(Duration::from_millis) {
         Ok(d) if d <= LONGEST => Ok(d),
-        _ => Err(Wrong::new(
-            format!("`{}` is too long", text.escape_debug()),
-            "the longest duration is `3650d`",
-        )),
+        _ => Err(wrong("too long", "the longest duration is `3650d`")),
     }
 }
 

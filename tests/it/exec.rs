@@ -1420,7 +1420,7 @@ fn what_makes_no_sense_is_wrong_usage() {
     for (options, told) in [
         (&["--lock", "", "true"][..], "it is empty"),
         (&["--lock", "a{b", "true"], "braces"),
-        (&["--lock", "l", "--lease", "1", "true"], "add a unit"),
+        (&["--lock", "l", "--lease", "1", "true"], "not a duration"),
         (
             &["--lock", "l", "--lease", "0s", "true"],
             "at least 1s400ms",
