@@ -57,7 +57,7 @@ finish() {
     title summary
     cat "$work/summary"
     if grep -q FAILED "$work/summary"; then
-        # Whoever sees the end alone learns the reason.
+        # Repeat the reason at the end of the output.
         grep -hE '^(failed|trouble): ' "$work/page" 2>/dev/null | cut -c1-300 || true
         fail "not everything passed"
     fi

@@ -190,8 +190,6 @@ local function claim(c)
   local st = redis.call('HMGET', c.state, 'incarnation', 'newest', 'open', 'last_to', 'pause', 'skip', 'early', 'off',
     'lost_before', 'lost_until')
   if not st[1] then return { 'absent' } end
-  local size = #(st[3] or '') + #(st[5] or '') + #(st[7] or '')
-  if size > STATE_MOST then return too_large(c.state, int(size) .. ' bytes') end
   local newest, open_json = tonumber(st[2] or '0'), st[3]
   -- If `known` is further in the future than a server's clock may be behind, ignore it: the claimant learned it from a
   -- clock that was wrong.
@@ -244,7 +242,6 @@ local function claim(c)
           break
         end
       end
-      if last and #last > STATE_MOST then return too_large(c.state, int(#last) .. ' bytes') end
       if not (last and done and cjson.decode(last).occurrence == done) then last = '' end
       return { 'settled', last }
     end
@@ -437,7 +434,6 @@ local function quick(state, a)
   end
   if over then redis.call('HDEL', state, unpack(over)) end
   if open then
-    if #open > STATE_MOST then return end
     -- Checks that exactly one entry is open, that it is for the claimed occurrence, and that another run holds it. No
     -- part of a JSON string looks like a member, because quotes inside a string are escaped.
     if newest == at and string.find(open, '"occurrence":' .. at_text, 1, true)
@@ -458,7 +454,7 @@ if in_doubt then
   for i = 1, #KEYS / 2 do out[i + 2] = { 'in_doubt' } end
   return out
 end
--- What somebody sees changes by these.
+-- These answers change visible state.
 local SEEN = { granted = true, recorded = true }
 local changed = {}
 for i = 1, #KEYS / 2 do

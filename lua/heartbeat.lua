@@ -26,15 +26,8 @@ local function decoded(text)
   return well and type(info) == 'table' and info or {}
 end
 
-for i = 1, 3 do
-  local much = oversize(KEYS[i], MEMBERS_MOST)
-  if much then return too_large(KEYS[i], much) end
-end
 redis.call('PERSIST', KEYS[3]) -- see renew.lua; the fleet must stay visible even if the server is full
 local epoch = redis.call('HMGET', KEYS[3], 'incarnation', 'id', 'born', 'quarantine', 'open')
-for i = 1, 5 do
-  if #(epoch[i] or '') > NAME_MOST then return too_large(KEYS[3], 'a value of ' .. #epoch[i] .. ' bytes') end
-end
 local other = epoch[1] and epoch[1] ~= incarnation
 if epoch[1] ~= incarnation or not epoch[2] then
   -- The later of both clocks: occurrences that were planned before the birth and have no record are given up, and must
@@ -67,24 +60,20 @@ if ARGV[1] ~= '' then
     redis.call('HDEL', KEYS[2], ARGV[1])
   end
 end
-local all, live, bytes = redis.call('HGETALL', KEYS[1]), {}, 0
+local all, live = redis.call('HGETALL', KEYS[1]), {}
 for i = 1, #all, 2 do
   -- Treat an entry that no instance wrote like that of an instance that has not been seen for long.
   if ARGV[1] ~= '' and (tonumber(decoded(all[i + 1]).seen) or 0) < now - FORGET_INSTANCE then
     redis.call('HDEL', KEYS[1], all[i])
   else
     live[#live + 1] = all[i]
-    -- No instance writes a longer entry: return it as an empty one.
-    live[#live + 1] = #all[i + 1] <= INSTANCE_MOST and all[i + 1] or ''
-    bytes = bytes + #all[i] + #live[#live]
+    live[#live + 1] = all[i + 1]
   end
 end
-if bytes > FLEET_MOST then return too_large(KEYS[1], bytes .. ' bytes') end
 -- A drain lasts until it is taken back or its instance leaves. If the instance is forgotten, the drain is removed only
 -- a while later, because a server's clock that jumps ahead for a moment makes living instances look forgotten until
 -- their next heartbeat.
 local drains, kept = redis.call('HGETALL', KEYS[2]), {}
-bytes = 0
 for i = 1, #drains, 2 do
   local since, by = string.match(drains[i + 1], '^(%d+)(.*)$')
   local known = redis.call('HGET', KEYS[1], drains[i]) ~= false
@@ -97,9 +86,6 @@ for i = 1, #drains, 2 do
     end
     kept[#kept + 1] = drains[i]
     kept[#kept + 1] = int(since) .. by
-    bytes = bytes + #drains[i] + #by
   end
 end
-if bytes > FLEET_MOST then return too_large(KEYS[2], bytes .. ' bytes') end
-if before and #before > INSTANCE_MOST then before = '' end
 return { int(now_us), incarnation, epoch[2], epoch[3], int(quarantine), epoch[5], live, kept, before or '' }

@@ -31,23 +31,7 @@ end
 local _, mark = string.find(info, '\nmaster_replid:', 1, true) -- a plain search: a pattern takes a microsecond more
 local incarnation = mark and string.match(info, '^%x+', mark + 1)
 
--- The error for a key that is larger than soloist makes it: the answer would fill the memory of the instance.
-local function too_large(key, size)
-  return redis.error_reply('TOOLARGE the key ' .. key .. ' has ' .. size
-    .. ', more than soloist reads; delete what another program wrote to it')
-end
-
 local function int(n) return string.format('%.0f', n) end
-
--- How much a key has, if that is far more than soloist makes it; nil: it is not. To be asked before the key is read,
--- because to read it may take longer than the caller waits, and the server serves nobody meanwhile. Users of earlier
--- versions may lack the right to ask for the memory. `fields`: the most fields of a hash; nil: it is none.
-local function oversize(key, fields, most)
-  local n = fields and redis.pcall('HLEN', key)
-  if type(n) == 'number' and n > fields then return int(n) .. ' fields' end
-  local bytes = redis.pcall('MEMORY', 'USAGE', key, 'SAMPLES', 0)
-  if type(bytes) == 'number' and bytes > (most or KEY_MOST) then return int(bytes) .. ' bytes' end
-end
 
 -- Adds a record. The output of a run, which has its own key beside the history's, is removed together with its record.
 local function push_history(key, record)

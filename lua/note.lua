@@ -18,7 +18,6 @@ end
 local set, remove = take(), take()
 local lease = redis.call('HGET', KEYS[1], 'lease') or ''
 if lease ~= ARGV[1] and lease ~= ARGV[2] then
-  if #lease > NAME_MOST then return too_large(KEYS[1], #lease .. ' bytes in its field lease') end
   return { int(now_us), incarnation, 0, lease }
 end
 for i = 1, #set, 2 do redis.call('HSET', KEYS[1], set[i], set[i + 1]) end

@@ -6,8 +6,6 @@
 --
 -- Returns  {now_us, incarnation}                                                     the store has no output of it
 --          {now_us, incarnation, from, data, stop, done, coming, total or stop, marks}   done, coming: 0 or 1
-local much = oversize(KEYS[1], FIELDS_MOST + PIECES_MOST, 2 * PIECES_MOST * PIECE)
-if much then return too_large(KEYS[1], much) end
 local o = load_output(KEYS[1])
 if not o then return { int(now_us), incarnation } end
 local from = math.min(math.max(tonumber(ARGV[1]), o.base), o.stop)

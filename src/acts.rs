@@ -165,7 +165,7 @@ impl<'a> Asker<'a> {
     }
 }
 
-/// Who runs this command: `alice@web-1`.
+/// The user and host of this command: `alice@web-1`.
 pub(crate) fn me() -> String {
     let uid = nix::unistd::getuid();
     let user = nix::unistd::User::from_uid(uid).ok().flatten();
@@ -188,7 +188,7 @@ pub(crate) struct Triggered {
 /// The key of a trigger that a person gave.
 ///
 /// # Errors
-/// What is wrong with it.
+/// The key has a wrong length or a wrong character.
 pub(crate) fn key(text: &str) -> Result<String, String> {
     if text.is_empty() || text.chars().count() > 200 || text.chars().any(char::is_control) {
         return Err("use 1 to 200 characters, without control characters".to_owned());
@@ -317,7 +317,7 @@ pub(crate) fn instances_in_words(fleet: &Fleet) -> String {
     format!("the instances are {}", names.join(", "))
 }
 
-// ---- what comes of it, in words ----
+// ---- results, in words ----
 
 pub(crate) fn paused(job: &JobName, until: Option<i64>, now: i64) -> String {
     let until = until.map_or("until `soloist resume`".to_owned(), |t| {
@@ -365,8 +365,8 @@ pub(crate) fn skips(name: &JobName, count: u32, first: &[Occurrence]) -> String 
     text
 }
 
-/// Who takes a trigger. `config`: the digest of a configuration that has the job; whether an instance with another one
-/// has it too is not known.
+/// The instance that takes a trigger, in words. `config`: the digest of a configuration that has the job; an instance
+/// with another one may have it too.
 pub(crate) fn who(fleet: &Fleet, clock: Clock, config: Option<&str>) -> String {
     let live: Vec<_> = (fleet.instances.iter())
         .filter(|(_, i)| !clock.silent(i))
@@ -446,7 +446,7 @@ pub(crate) fn triggered(
     }
 }
 
-/// What became of a trigger that waits although nobody may start it any more. `within`: the job's `start_within`.
+/// The end of a trigger that still waits after the job's `start_within` (`within`), in words.
 pub(crate) fn over(within: Duration, fleet: &Fleet, clock: Clock) -> String {
     let why = standstill(fleet, clock).map_or(String::new(), |why| format!(": {why}"));
     format!(

@@ -38,11 +38,12 @@ use crate::{
     acts::{self, Refusal},
     clock::{self, StoreClock},
     config::{self, Config, Job, Sends, StoreUrl, nearest},
-    daemon, early,
+    daemon,
     log_queue::{self, To},
     logic::{belief, claim::State},
     model::{JobName, Outcome, is_name},
     recording::{Line, Recorder, recording},
+    startup,
     store::{self, Fleet, Reply, Store},
     text::instant,
     view,
@@ -160,7 +161,7 @@ enum Command {
     /// Make tokens for the API and the page over HTTP
     #[cfg(feature = "http")]
     Http(http::Http),
-    /// Test the channels of notifications, and show what nobody was told
+    /// Test the channels of notifications, and show undelivered messages
     #[cfg(feature = "notify")]
     Notify(notify::Notify),
 }
@@ -176,8 +177,8 @@ struct Run {
         value_parser = instance_name
     )]
     instance: Option<String>,
-    /// Nothing of this fleet runs anywhere else, nor has it run within the longest lease: start without waiting on a
-    /// store that is new to it. Refused if the store knows an instance or a job
+    /// Skip the first-start wait on a new store; only if no other instance ran within the longest lease. Refused if the
+    /// store knows an instance or a job
     #[arg(long)]
     new_fleet: bool,
 }
@@ -232,22 +233,22 @@ pub fn command() -> clap::Command {
 /// Call this before Rust's runtime begins: it keeps the environment and signal settings that this process was started
 /// with for `main`, and keeps early signals from ending the process.
 pub fn before_main() {
-    early::hide();
+    startup::hide();
     exec::signals::before_main();
-    early::hold();
+    startup::hold();
 }
 
 /// Reads the arguments, runs the command, and prints an error as one chain of causes and one hint.
 pub fn main() -> ExitCode {
     // SIGHUP stays held until the arguments show whether this process is a daemon.
-    early::release_all_but_hangup();
+    startup::release_all_but_hangup();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => return failure::usage(e).into(),
     };
     let daemon = matches!(cli.command, Command::Run(_));
     if !daemon {
-        early::restore();
+        startup::restore();
     }
     let _last = log_queue::Last;
     if daemon {
@@ -261,7 +262,7 @@ pub fn main() -> ExitCode {
             .unwrap_or_else(|| {
                 let default = match &cli.command {
                     Command::Run(_) => log::DAEMON,
-                    // What is logged to the terminal would stand in the middle of the screen.
+                    // Log lines would stand in the middle of the screen.
                     Command::Top(_) if io::stderr().is_terminal() => "off",
                     _ => log::COMMAND,
                 };
@@ -308,7 +309,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     match command {
         Command::Next(args) => upcoming::next(&path, &config, &args, clock::wall_us() / 1000, &out),
         Command::Run(args) => {
-            early::share_heap();
+            startup::share_heap();
             let runtime = tokio::runtime::Builder::new_multi_thread()
                 .worker_threads(2)
                 .enable_all()
@@ -356,7 +357,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     }
 }
 
-/// What sends nothing needs none of the addresses and keys of `[notify]`, which a user's shell may not have.
+/// A command that sends nothing needs none of the addresses and keys of `[notify]`, which a user's shell may not have.
 fn sends(command: &Command) -> Sends<'_> {
     match command {
         Command::Run(_) => Sends::All,
@@ -573,7 +574,7 @@ impl Context {
         Failure::Store(e, self.path.clone())
     }
 
-    /// What is wrong with the store. Without an answer, nothing: the rest is shown all the same.
+    /// The store's problems. None without an answer: the command shows the rest all the same.
     async fn problems(&self) -> Vec<String> {
         let problems = self.store.check().await.unwrap_or_default();
         problems.into_iter().map(|p| p.text).collect()

@@ -37,17 +37,17 @@ pub use crate::logic::contest::{Ask, ContestEnd, Due, Epoch};
 use crate::{
     clock::{Boottime, StoreClock},
     config::{Job, StoreRetry},
+    health::Health,
     last_will::{self, LastWill},
     logic::{
         backoff::Throttle,
         belief::{self, Sampled},
         claim::{Event, Open, Remembered, Target, TargetId},
         contest::{Absence, Account, Changes, Halt, JobState, Me},
-        waits::Waits,
+        delays::Delays,
     },
     model::{InstanceId, JobName, Occurrence, Run, RunId},
     store::{Decision, Reply, Store},
-    vitals::Vitals,
 };
 
 /// How long to wait before registering a job again after its next attempt could not be claimed.
@@ -74,7 +74,7 @@ pub struct Granted {
     /// Held while the run lasts, if the number of runs is limited.
     pub slot: Option<tokio::sync::OwnedSemaphorePermit>,
     /// What it waited for until it was granted, and when that was.
-    pub waits: Waits,
+    pub waits: Delays,
     pub won: Boottime,
 }
 
@@ -114,7 +114,7 @@ pub struct Contender {
     unfolding: Semaphore,
     journal: mpsc::Sender<Decision>,
     plans: mpsc::UnboundedSender<PlanUpdate>,
-    pub vitals: Arc<Vitals>,
+    pub health: Arc<Health>,
     draining: AtomicBool,
     /// Why this instance must not claim: the reason as a decision, and in words.
     halts: Mutex<BTreeMap<&'static str, Option<Arc<str>>>>,
@@ -188,7 +188,7 @@ pub struct Parts {
     pub journal: mpsc::Sender<Decision>,
     pub plans: mpsc::UnboundedSender<PlanUpdate>,
     /// Where this instance shows how it is.
-    pub vitals: Arc<Vitals>,
+    pub health: Arc<Health>,
     /// Where it says what it has claimed; None: nobody would read it.
     pub last_will: Option<Arc<LastWill>>,
     pub stop: CancellationToken,
@@ -219,7 +219,7 @@ impl Contender {
             unfolding: Semaphore::new(1),
             journal: p.journal,
             plans: p.plans,
-            vitals: p.vitals,
+            health: p.health,
             draining: AtomicBool::new(false),
             halts: Mutex::default(),
             contradiction_told: Mutex::default(),

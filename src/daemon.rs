@@ -31,13 +31,13 @@ use crate::{
     clock::StoreClock,
     config::{self, Config},
     contender::{Contender, Parts},
-    early,
     holder::Holder,
     last_will::{Destination, LastWill},
     logic::claim::Event,
     model::{InstanceId, JobName},
     recording::{Line, Recorder, recording},
     runner::{self, Runner},
+    startup,
     store::{self, Store},
 };
 #[cfg(feature = "notify")]
@@ -96,7 +96,7 @@ async fn sweep(finding: fn() -> usize) {
 pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     // First, so that a signal during the start is not lost.
     let mut signals = Signals::new().context("cannot handle signals")?;
-    early::release();
+    startup::release();
     let Some(mut daemon) = begin(o, &mut signals).await? else {
         info!("stopped");
         return Ok(());
@@ -204,14 +204,14 @@ impl Daemon {
             found::found(&*store).await?;
         }
         let runner = Runner::new().context("cannot become the subreaper of the jobs' commands")?;
-        early::outlive_the_limit_on_files();
+        startup::outlive_the_limit_on_files();
         let destination = Destination {
             store: config.store.clone(),
             record_file: recorder.as_ref().map(|r| r.path().to_owned()),
         };
         let last_will = LastWill::new(&destination);
         if let Err(error) = &last_will {
-            warn!(%error, "if this instance is killed, what it was granted and had not started is recorded as unknown");
+            warn!(%error, "no last will: if this instance is killed, its unstarted runs become unknown");
         }
         let runner = runner
             .hiding(config.store_variables.clone())
@@ -268,7 +268,7 @@ impl Daemon {
             max_parallel: config.limits.max_parallel,
             journal: decisions,
             plans,
-            vitals: Arc::default(),
+            health: Arc::default(),
             last_will: holder.runner.last_will().cloned(),
             stop: stop.clone(),
             tasks: contests.clone(),
@@ -337,7 +337,7 @@ impl Daemon {
             http,
             config: self.config_shown.subscribe(),
             store: self.contender.store.clone(),
-            vitals: self.contender.vitals.clone(),
+            health: self.contender.health.clone(),
             instance: self.contender.me.instance.clone(),
             finish: self.finish.clone(),
         }));
@@ -368,7 +368,7 @@ impl Daemon {
                 config,
                 store: self.contender.store.clone(),
                 clock: self.contender.clock.clone(),
-                vitals: self.contender.vitals.clone(),
+                health: self.contender.health.clone(),
                 instance: self.contender.me.instance.clone(),
                 finish: self.finish.clone(),
             }));
@@ -385,21 +385,22 @@ impl Daemon {
     /// environment of a process stays as it is.
     #[cfg(feature = "notify")]
     fn send_traces(&self) {
-        let own = traces::Own {
-            instance: self.contender.me.instance.as_str(),
-            host: &self.holder.host,
-            namespace: &self.config.store.namespace,
-        };
-        let (settings, problems) = traces::read(&|name| std::env::var(name).ok(), own);
+        let resource = [
+            ("service.instance.id", self.contender.me.instance.as_str()),
+            ("host.name", &self.holder.host),
+            ("soloist.namespace", &self.config.store.namespace),
+        ];
+        let variable = |name: &str| std::env::var(name).ok();
+        let (settings, problems) = traces::Settings::read(&variable, &resource);
         for problem in problems {
             warn!("{problem}");
         }
         if let Some(settings) = settings {
-            let vitals = self.contender.vitals.clone();
+            let health = self.contender.health.clone();
             let _ = self
                 .holder
                 .traces
-                .set(traces::Traces::start(settings, vitals));
+                .set(traces::Traces::start(settings, health));
         }
     }
 

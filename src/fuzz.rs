@@ -36,7 +36,7 @@ use crate::{
     settle::{ReleaseOnDeath, SettleOnDeath},
     store::{
         self, Decision, Fleet, Info,
-        connection::{self, Client},
+        connection::Client,
         redis::{
             check, reply,
             state::{self, Fields},
@@ -50,8 +50,7 @@ use crate::{
 pub type Tries = fn(&[u8]);
 
 /// Each by its name, which is that of its program and of its inputs' directory.
-pub const TARGETS: [(&str, Tries); 10] = [
-    ("bounded", bounded),
+pub const TARGETS: [(&str, Tries); 9] = [
     ("config", config),
     ("duration", duration),
     ("guard", guard),
@@ -91,50 +90,6 @@ fn comes_back<T: Serialize + DeserializeOwned>(value: &T) {
     let text = serde_json::to_string(value).expect("it can be written");
     let again: T = serde_json::from_str(&text).expect("it can be read again");
     assert_eq!(serde_json::to_string(&again).expect("once more"), text);
-}
-
-/// What a server sends: its first byte says what a reply may cost, the second where the rest is cut.
-pub fn bounded(data: &[u8]) {
-    let [most, cut, sent @ ..] = data else { return };
-    let most = 64 << (most % 12);
-    let piece = usize::from(*cut).max(1);
-    let whole = connection::ended(most, sent, 1);
-    assert_eq!(whole, connection::ended(most, sent, piece));
-    let (mut parser, mut rest, mut parsed) = (redis::Parser::new(), sent, vec![]);
-    let why = loop {
-        match parser.parse_value(&mut rest) {
-            Ok(value) => parsed.push(value),
-            Err(e) => break e,
-        }
-    };
-    // What the parser understands costs no more than allowed, and ends where it ends for the parser.
-    let Some(ended) = whole else { return };
-    assert!(
-        parsed.iter().all(|value| costs(value) <= most),
-        "{parsed:?}"
-    );
-    match why.kind() {
-        redis::ErrorKind::Parse => assert!(ended >= parsed.len(), "{ended} of {parsed:?}"),
-        _ => assert_eq!(ended, parsed.len(), "{parsed:?}"),
-    }
-}
-
-/// The memory that a reply takes, where each list has twice the space that it needs.
-fn costs(value: &redis::Value) -> usize {
-    use redis::Value;
-    let all = |values: &[Value]| values.iter().map(costs).sum();
-    let pairs = |all: &[(Value, Value)]| all.iter().map(|(k, v)| costs(k) + costs(v)).sum();
-    let more: usize = match value {
-        Value::BulkString(bytes) => bytes.len(),
-        Value::SimpleString(text) => text.len(),
-        Value::VerbatimString { text, .. } => text.len(),
-        Value::Array(values) | Value::Set(values) => all(values),
-        Value::Push { data, .. } => all(data),
-        Value::Map(map) => pairs(map),
-        Value::Attribute { data, attributes } => costs(data) + pairs(attributes),
-        _ => 0,
-    };
-    more + 2 * size_of::<Value>()
 }
 
 /// A configuration file.

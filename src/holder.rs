@@ -25,11 +25,11 @@ use crate::{
         attempts::{self, After},
         backoff::{Pauses, Throttle},
         claim::{DelayedAttempt, Renew, Renewal, Settle, Settlement},
+        delays,
         guard_life::{self, Stop},
         hold::{Do, Hold, Pieces, Renewed, View},
         pace,
         trace::SpanContext,
-        waits,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Usage, Wait},
     runner::{Prepared, RunEnd, Runner, Running, StartError},
@@ -81,7 +81,7 @@ pub struct Holder {
     pub(crate) heartbeats: Heartbeats,
     /// Empty: nobody wants the spans of runs.
     #[cfg(feature = "notify")]
-    pub(crate) traces: std::sync::OnceLock<Traces>,
+    pub(crate) traces: std::sync::OnceLock<Arc<Traces>>,
     running: Mutex<BTreeMap<RunId, HeldRun>>,
     /// Prepared guards of runs that will most likely be granted soon.
     prepared: Mutex<BTreeMap<RunId, Prepared>>,
@@ -523,7 +523,7 @@ impl Holder {
             record_file: self.runner.recorder().map(|r| r.path().to_owned()),
             #[cfg(feature = "notify")]
             traces: self.traces.get().map(|traces| traces::OnDeath {
-                settings: traces.settings(),
+                settings: traces.settings.clone(),
                 place: self.place(g).to_owned(),
                 key: g.run.key.clone(),
             }),
@@ -554,19 +554,12 @@ impl Holder {
 
     /// Hands in the span of a run whose outcome is recorded, if somebody wants it.
     #[cfg(feature = "notify")]
-    fn trace(&self, g: &Granted, end: &RunEnd, record: RunRecord) {
+    fn trace(&self, g: &Granted, record: RunRecord) {
         let Some(traces) = self.traces.get() else {
             return;
         };
-        let times = traces::Times {
-            // Not known of a claim that was never answered.
-            claimed: Some(g.sent).filter(|sent| *sent != Boottime(0)),
-            started: end.started,
-            gone: end.ended,
-            recorded: Boottime::now(),
-        };
         let place = (&*self.store_config.namespace, self.place(g));
-        traces.send(traces::Span::new(place, record, g.run.key.clone(), &times));
+        traces.send(traces::Span::new(place, record, g.run.key.clone()));
     }
 
     /// Keeps the lease renewed until the run may start, or, if it is `running`, until its whole process tree is gone.
@@ -672,7 +665,7 @@ impl Holder {
                 }
                 reply = async { match renewal.as_mut() { Some(r) => r.await, None => std::future::pending().await } } => {
                     renewal = None;
-                    contender.vitals.figures.renewed(reply.as_ref().ok().map(|r| &r.value));
+                    contender.health.figures.renewed(reply.as_ref().ok().map(|r| &r.value));
                     self.renewed(g, hold, reply, running.as_ref().map(|(r, _)| &**r));
                 }
                 told = async { match showing.as_mut() { Some(s) => s.await, None => std::future::pending().await } } => {
@@ -752,7 +745,7 @@ impl Holder {
             usage: end.map(used).unwrap_or_default(),
             waited: end
                 .and_then(|e| e.started.as_ref())
-                .filter(|_| waits::need_a_reason(g.run.attempt, g.run.trigger, record.lateness_ms))
+                .filter(|_| delays::need_a_reason(g.run.attempt, g.run.trigger, record.lateness_ms))
                 .and_then(|started| {
                     let mut waits = g.waits;
                     waits.add(Wait::Host, started.boottime.since(g.won));
@@ -775,7 +768,7 @@ impl Holder {
         contender.run_over(&g.job.name, g.run.id);
         let record = self.record(g, Some(end));
         log_end(&record);
-        contender.vitals.figures.ended(&record);
+        contender.health.figures.ended(&record);
         let (outcome, follows) = (record.outcome, next_attempt.is_some());
         #[cfg(feature = "notify")]
         if !is_untold(outcome, follows, false) {
@@ -794,7 +787,7 @@ impl Holder {
         let lost = told == Settlement::Lost;
         let record = is_untold(outcome, follows, lost).then(|| settle.record.clone());
         #[cfg(feature = "notify")]
-        self.trace(g, end, settle.record);
+        self.trace(g, settle.record);
         if lost {
             warn!(job = %g.job.name, run = %g.run.id, "the outcome was recorded after the lease was lost");
         }

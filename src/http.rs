@@ -15,21 +15,16 @@ mod jobs;
 mod metrics;
 mod openapi;
 mod page;
-mod places;
 mod plan;
 mod problem;
 mod runs;
 mod server;
-mod turns;
 mod why;
 mod writes;
 
-use std::{
-    future::Future,
-    sync::{Arc, atomic::AtomicI64},
-};
+use std::{future::Future, sync::Arc};
 
-use axum::{Router, extract::DefaultBodyLimit, middleware, routing::get};
+use axum::{Router, extract::DefaultBodyLimit, routing::get};
 use tokio::{
     runtime::Handle,
     sync::{Semaphore, oneshot, watch},
@@ -39,12 +34,12 @@ use tracing::error;
 use utoipa::OpenApi as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use self::{auth::Gate, board::Board, problem::Problem, turns::Turns};
+use self::{auth::Gate, board::Board, problem::Problem};
 use crate::{
     config::{self, Config},
+    health::Health,
     model::InstanceId,
     store::{self, Asking, Store},
-    vitals::Vitals,
 };
 
 /// The most bytes of a request's body.
@@ -56,7 +51,7 @@ pub(crate) struct Parts {
     /// As reloads change it.
     pub(crate) config: watch::Receiver<Arc<Config>>,
     pub(crate) store: Arc<dyn Store>,
-    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) health: Arc<Health>,
     pub(crate) instance: InstanceId,
     pub(crate) finish: CancellationToken,
 }
@@ -67,16 +62,13 @@ struct App {
     gate: Gate,
     store: Arc<dyn Store>,
     retry: config::StoreRetry,
-    vitals: Arc<Vitals>,
+    health: Arc<Health>,
     instance: InstanceId,
     board: Board,
     /// The daemon's runtime.
     daemon: Handle,
     /// A permit for each stream of events.
     streams: Arc<Semaphore>,
-    turns: Turns,
-    /// When the TLS certificate expires, Unix ms; 0: there is none, or nobody knows.
-    certificate_expires: Arc<AtomicI64>,
     finish: CancellationToken,
 }
 
@@ -87,18 +79,16 @@ pub(crate) async fn serve(p: Parts) {
         gate: Gate::new(p.http.clone()),
         http: p.http,
         retry: config.store.retry.clone(),
-        vitals: p.vitals.clone(),
+        health: p.health.clone(),
         board: Board::new(config, p.store.address(), p.instance.clone()),
         instance: p.instance,
         store: p.store.clone(),
         daemon: Handle::current(),
         streams: Arc::new(Semaphore::new(events::STREAMS)),
-        turns: Turns::default(),
-        certificate_expires: Arc::default(),
         finish: p.finish.clone(),
     });
     // Here, because the task that receives them belongs to the daemon's runtime.
-    let (changes, pulse) = (p.store.changes(), p.vitals.pulse());
+    let (changes, pulse) = (p.store.changes(), p.health.pulse());
     let asking = Asking::new(p.store);
     let (ended, end) = oneshot::channel::<()>();
     let body = move || {
@@ -162,13 +152,8 @@ fn routes() -> OpenApiRouter<Arc<App>> {
 
 /// What is where, with the page, which needs no description.
 fn router(app: &Arc<App>) -> Router {
-    let (router, document) = routes().split_for_parts();
-    let arguments = Arc::new(api::Arguments::of(&document));
+    let (router, _) = routes().split_for_parts();
     router
-        .route_layer(middleware::from_fn_with_state(
-            arguments,
-            api::known_arguments,
-        ))
         .route("/", get(page::index))
         .route("/static/{*path}", get(page::asset))
         .fallback(api::nothing)

@@ -37,14 +37,14 @@ pub mod contender;
 #[cfg(feature = "daemon")]
 mod daemon;
 #[cfg(feature = "daemon")]
-mod early;
-#[cfg(feature = "daemon")]
 mod failpoint;
 #[cfg(all(feature = "daemon", any(test, fuzzing)))]
 #[doc(hidden)]
 pub mod fuzz;
 #[cfg(feature = "daemon")]
 pub mod guard;
+#[cfg(feature = "daemon")]
+pub mod health;
 #[cfg(feature = "daemon")]
 pub mod holder;
 #[cfg(feature = "http")]
@@ -64,13 +64,13 @@ pub mod settle;
 #[cfg(all(test, feature = "daemon"))]
 mod simulation;
 #[cfg(feature = "daemon")]
+mod startup;
+#[cfg(feature = "daemon")]
 mod text;
 #[cfg(feature = "notify")]
 mod traces;
 #[cfg(feature = "daemon")]
 mod view;
-#[cfg(feature = "daemon")]
-pub mod vitals;
 #[cfg(feature = "daemon")]
 mod why;
 #[cfg(feature = "daemon")]

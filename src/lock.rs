@@ -249,7 +249,7 @@ impl LockClient {
     /// in [`LockClient::open`]. The client must be of the crate version that `soloist::redis` exports.
     ///
     /// The locks make connections of their own with it. A connection that the caller made would end with the caller's
-    /// runtime, and its locks with it. How much a reply of the server may have is not bounded, as it is otherwise.
+    /// runtime, and its locks with it.
     ///
     /// ```no_run
     /// use soloist::{LockClient, redis};
@@ -356,7 +356,7 @@ impl LockClient {
         let mut attempts = Attempts::begin();
         loop {
             let owner = self.owner();
-            match self.core.try_lock(&key, &owner, lease, false).await? {
+            match self.core.try_lock(&key, &owner, lease).await? {
                 TryLockOutcome::Acquired(lock, _) => return Ok(TryLock::Acquired(lock)),
                 TryLockOutcome::Held { owner, remaining } => {
                     match retry.pause(&attempts.held_for(remaining)) {
@@ -623,20 +623,16 @@ impl LockClient {
         keep_turn: bool,
     ) -> Result<WaitOutcome<(Lock, TaskTrackerToken), ()>, Error> {
         let asked = &key;
-        let ask = |subscribed| async move {
+        let ask = || async move {
             let owner = self.owner();
-            Ok(
-                match self.core.try_lock(asked, &owner, lease, subscribed).await? {
-                    TryLockOutcome::Acquired(lock, token) => WaiterTry::Acquired {
-                        lock: (lock, token),
-                        owner,
-                        lease: lease.length,
-                    },
-                    TryLockOutcome::Held { owner, remaining } => {
-                        WaiterTry::Held { owner, remaining }
-                    }
+            Ok(match self.core.try_lock(asked, &owner, lease).await? {
+                TryLockOutcome::Acquired(lock, token) => WaiterTry::Acquired {
+                    lock: (lock, token),
+                    owner,
+                    lease: lease.length,
                 },
-            )
+                TryLockOutcome::Held { owner, remaining } => WaiterTry::Held { owner, remaining },
+            })
         };
         let won = self.wait_for(&key, None, wait, ask).await?;
         Ok(match won {
@@ -660,7 +656,7 @@ impl LockClient {
         key: &Arc<str>,
         me: Option<&str>,
         wait: Duration,
-        ask: impl Fn(bool) -> F,
+        ask: impl Fn() -> F,
     ) -> Result<WaitOutcome<T>, Error> {
         let deadline = Boottime::now() + wait;
         let is_over = || Boottime::now() >= deadline;
@@ -694,7 +690,7 @@ impl LockClient {
                 .filter(|(owner, _)| !is_over() && Some(&**owner) != me);
             let (holder, at) = match known {
                 Some(known) => known,
-                None => match ask(waiter.is_subscribed()).await {
+                None => match ask().await {
                     Ok(WaiterTry::Acquired { lock, owner, lease }) => {
                         waiter.note_holder(&wakeup, &owner, free_at(Boottime::now(), lease));
                         return Ok(WaitOutcome::Acquired(lock, (turn, waiter)));

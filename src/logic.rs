@@ -16,6 +16,8 @@ pub mod coming;
 #[cfg(feature = "daemon")]
 pub mod contest;
 #[cfg(feature = "daemon")]
+pub mod delays;
+#[cfg(feature = "daemon")]
 pub mod drain;
 #[cfg(feature = "daemon")]
 pub mod guard_life;
@@ -45,5 +47,3 @@ pub mod timetable;
 #[cfg(feature = "daemon")]
 pub mod trace;
 pub mod trust;
-#[cfg(feature = "daemon")]
-pub mod waits;

@@ -21,10 +21,10 @@ use tracing::error;
 use crate::{
     clock::StoreClock,
     config::{Channel, Config},
+    health::Health,
     logic::notify::Kind,
     model::InstanceId,
     store::{Asking, Store},
-    vitals::Vitals,
     words,
 };
 
@@ -37,7 +37,7 @@ pub(crate) struct Parts {
     pub(crate) config: watch::Receiver<Arc<Config>>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) clock: Arc<StoreClock>,
-    pub(crate) vitals: Arc<Vitals>,
+    pub(crate) health: Arc<Health>,
     pub(crate) instance: InstanceId,
     pub(crate) finish: CancellationToken,
 }

@@ -91,7 +91,7 @@ pub(crate) async fn plain(
         }
     };
     let ended = tokio::time::timeout(limit, ending).await;
-    // All at once, while the command may still be the parent of what has neither its session nor its environment.
+    // Kill now: detached children are traceable only through a live parent.
     let orphans = orphans::Orphans::of_command(format!("{COMMAND_ID}={mark}"), pid);
     crate::blocking::run(move || orphans.kill(guard::PATIENCE)).await;
     // What it wrote right before its end. A process that left the group may keep the pipe open.

@@ -10,7 +10,6 @@ use crate::traces;
 use crate::{
     clock::{Boottime, StoreClock},
     config::{self, StoreUrl},
-    early,
     guard::{HandOver, KnownEnd, Moment},
     lock::LockClient,
     logic::{
@@ -21,6 +20,7 @@ use crate::{
     },
     model::{LAST_MS, Outcome, RunRecord},
     recording::{Line, Recorder, recording},
+    startup,
     store::{self, Store, Tail},
 };
 
@@ -158,8 +158,6 @@ pub fn main() -> ExitCode {
             outcome: end.outcome,
         });
     }
-    #[cfg(feature = "notify")]
-    let (started, gone) = (end.started, end.ended);
     let record = on_death.ended(end);
     let settle = Settle {
         run,
@@ -174,7 +172,7 @@ pub fn main() -> ExitCode {
                     recorder.write(&Line::Ends {});
                 }
                 #[cfg(feature = "notify")]
-                trace(&on_death, settle.record, started, gone);
+                trace(&on_death, settle.record);
                 return ExitCode::SUCCESS;
             }
             Err(error) => error,
@@ -223,16 +221,10 @@ impl Tries {
     clippy::print_stderr,
     reason = "there is no log in this process; stderr may be closed, and then nobody hears"
 )]
-fn trace(on_death: &SettleOnDeath, record: RunRecord, started: Option<Moment>, gone: Moment) {
+fn trace(on_death: &SettleOnDeath, record: RunRecord) {
     let Some(to) = &on_death.traces else { return };
-    let times = traces::Times {
-        claimed: None,
-        started,
-        gone,
-        recorded: Boottime::now(),
-    };
     let place = (&*on_death.store.namespace, &*to.place);
-    let span = traces::Span::new(place, record, to.key.clone(), &times);
+    let span = traces::Span::new(place, record, to.key.clone());
     if let Err(error) = traces::send_now(&to.settings, span) {
         eprintln!(
             "soloist: settle: the span of the run was not sent: {}",
@@ -314,7 +306,7 @@ pub(crate) fn outlive_terminal_and_service() {
         // SAFETY: valid signals, and a valid disposition.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
-    early::release();
+    startup::release();
 }
 
 /// If the store does not answer for one lease, the lock lapses.

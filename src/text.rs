@@ -125,7 +125,7 @@ impl Stream {
 
 /// The instants, in Unix milliseconds, that can be asked for: from the year 1, because RFC 3339 knows none before the
 /// year 0, to the last one that jiff makes of milliseconds.
-pub(crate) const INSTANTS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_207_200_000;
+const INSTANTS: RangeInclusive<i64> = -62_135_596_800_000..=253_402_207_200_000;
 
 /// What [`INSTANTS`] are, in words.
 const RANGE: &str = "it is out of range: write an instant from the year 1 to 9999-12-30T22:00:00Z";

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use jiff::fmt::temporal::DateTimePrinter;
 use serde::{Serialize, Serializer};
 
 use crate::{
@@ -46,60 +47,13 @@ pub(crate) struct Time(pub i64);
 
 impl Serialize for Time {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
-        let text = civil(self.0);
-        match text.as_ref().map(|text| std::str::from_utf8(text)) {
-            Some(Ok(text)) => s.serialize_str(text),
-            _ => s.serialize_str(&rfc3339_ms(self.0)),
+        // Many times as fast as `rfc3339_ms`: an answer with a thousand jobs has fifty thousand times.
+        const PRINTER: DateTimePrinter = DateTimePrinter::new().precision(Some(3));
+        match jiff::Timestamp::from_millisecond(self.0) {
+            Ok(at) => s.serialize_str(&PRINTER.timestamp_to_string(&at)),
+            Err(_) => s.serialize_str(&rfc3339_ms(self.0)),
         }
     }
-}
-
-/// What [`rfc3339_ms`] gives, many times as fast: an answer with a thousand jobs has fifty thousand times. None: the
-/// year is not one from 1970 on that jiff knows.
-pub(crate) fn civil(ms: i64) -> Option<[u8; 24]> {
-    let ms = u64::try_from(ms).ok()?;
-    if ms / 1000 >= jiff::Timestamp::MAX.as_second() as u64 {
-        return None;
-    }
-    let (days, rest) = ((ms / 86_400_000) as u32, (ms % 86_400_000) as u32);
-    // Days since 0000-03-01: Howard Hinnant, chrono-Compatible Low-Level Date Algorithms, civil_from_days.
-    let z = days + 719_468;
-    let (era, of_era) = (z / 146_097, z % 146_097);
-    let year_of_era = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 {
-        month_from_march + 3
-    } else {
-        month_from_march - 9
-    };
-    let year = year_of_era + era * 400 + u32::from(month <= 2);
-    let (s, ms) = (rest / 1000, rest % 1000);
-    let ([y0, y1], [y2, y3]) = (pair(year / 100), pair(year % 100));
-    let ([m0, m1], [d0, d1]) = (pair(month), pair(day));
-    let ([h0, h1], [n0, n1]) = (pair(s / 3600), pair(s / 60 % 60));
-    let ([s0, s1], [_, u0], [u1, u2]) = (pair(s % 60), pair(ms / 100), pair(ms % 100));
-    #[rustfmt::skip]
-    let text = [
-        y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1, b'T',
-        h0, h1, b':', n0, n1, b':', s0, s1, b'.', u0, u1, u2, b'Z',
-    ];
-    Some(text)
-}
-
-/// Two digits.
-fn pair(n: u32) -> [u8; 2] {
-    const PAIRS: [[u8; 2]; 100] = {
-        let mut all = [[0; 2]; 100];
-        let mut n = 0;
-        while n < 100 {
-            all[n] = [b'0' + n as u8 / 10, b'0' + n as u8 % 10];
-            n += 1;
-        }
-        all
-    };
-    PAIRS[(n % 100) as usize]
 }
 
 impl From<Occurrence> for Time {

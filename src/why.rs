@@ -1,4 +1,4 @@
-//! What happened to one occurrence, from what the store and the instances say.
+//! Explains one occurrence, by the records of the store and the decisions of the instances.
 
 use serde::Serialize;
 
@@ -25,7 +25,7 @@ pub(crate) struct WhyView {
     pub(crate) local: Option<String>,
     /// The schedule of this configuration has it.
     pub(crate) planned: bool,
-    /// What happened to it, as one sentence.
+    /// Its fate, as one sentence.
     pub(crate) verdict: String,
     pub(crate) runs: Vec<RunView>,
     pub(crate) decisions: Vec<DecisionView>,
@@ -33,7 +33,7 @@ pub(crate) struct WhyView {
     pub(crate) silent: Vec<SilentView>,
     /// The instances that the store did not answer at that time.
     pub(crate) unanswered: Vec<UnansweredView>,
-    /// What is wrong with the store now.
+    /// The store's problems now.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) problems: Vec<String>,
     /// The occurrences before and after the instant, if the instant is not an occurrence.
@@ -260,8 +260,9 @@ impl Facts<'_> {
                     }
                 } else if info.started_at > at.0 {
                     match self.was_there(id, at) {
-                        true => "was restarted since: what it did before that is not recorded"
-                            .to_owned(),
+                        true => {
+                            "was restarted since: its earlier decisions are not recorded".to_owned()
+                        }
                         false => format!(
                             "is up only since {}, as far as is known",
                             words::instant(info.started_at)
@@ -412,8 +413,8 @@ impl Facts<'_> {
         }
         if at.0 <= st.since {
             return format!(
-                "It was not to run: this schedule of the job counts only since {}. Then the schedule was new, or the job \
-                came back or was enabled again.",
+                "Not run: this schedule took effect at {}: the schedule was new, or the job came back or was enabled \
+                again.",
                 words::instant(st.since)
             );
         }

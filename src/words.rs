@@ -125,7 +125,7 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
     }
 }
 
-/// What became of the processes that a command left when it ended.
+/// How soloist ended the processes that a command left, in words.
 pub(crate) fn left_behind(n: u32) -> String {
     let these = count(n as usize, "process");
     format!("ended {these} that the command left in the background")

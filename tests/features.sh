@@ -24,7 +24,7 @@ lacks() { # lacks FEATURE CRATE...
 }
 daemon="annotate-snippets anstream anstyle anyhow bb8 bb8-redis clap nix sd-notify tokio-cron-scheduler toml
     tracing-subscriber axum base64 http-body-util hyper hyper-rustls hyper-util include_dir lettre prometheus-client
-    ratatui crossterm utoipa utoipa-axum x509-cert"
+    ratatui crossterm tokio-io-timeout utoipa utoipa-axum"
 # shellcheck disable=SC2086
 lacks redis $daemon rusqlite libsqlite3-sys jiff serde serde_json rustls ring
 # shellcheck disable=SC2086

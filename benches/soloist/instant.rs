@@ -53,7 +53,7 @@ impl Instance {
             max_parallel: None,
             journal,
             plans,
-            vitals: std::sync::Arc::default(),
+            health: std::sync::Arc::default(),
             last_will: None,
             stop: CancellationToken::new(),
             tasks: tasks.clone(),

@@ -5,7 +5,6 @@
 -- ARGV[2]  nonce       the name of this level; asking again with it gives the same answer
 -- ARGV[3]  ttl         milliseconds, by the server's wall clock: lease + fence_ttl; never shortens what is left
 -- ARGV[4]  fence_ttl   milliseconds
--- ARGV[5]  subscribed  as in try_lock.lua
 --
 -- Returns  {token, levels}      entered
 --          {remaining, holder}  another owner holds it, for at most `remaining` milliseconds
@@ -17,7 +16,7 @@ local function is_in(list)
 end
 if was then
   local left, mark = call('PTTL', key), string.sub(was, 17, 17)
-  if left < 0 or not string.find(mark, '^[.!=~]$') then
+  if left < 0 or not string.find(mark, '^[.=~]$') then
     return { left, string.sub(was, 1, 1000) }
   end
   local levels, gone, inside, who = string.match(was, '^\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$', 18)
@@ -29,7 +28,7 @@ if was then
     if not who then
       return redis.error_reply('WRONGTYPE a plain lock has it')
     end
-    -- As in try_lock.lua: a full server refuses SET as the first write, but not PERSIST.
+    -- A full server refuses SET as a script's first write; PERSIST changes nothing here, and is never refused.
     if who == owner then
       if not is_in(inside) then
         levels, inside = levels + 1, inside .. nonce .. ','
@@ -38,10 +37,6 @@ if was then
       call('PERSIST', key)
       call('SET', key, now, 'PX', math.max(left, tonumber(ARGV[3])))
       return { tonumber(last), tonumber(levels) }
-    end
-    if ARGV[5] and mark == '.' then
-      call('PERSIST', key)
-      call('SET', key, last .. '!' .. string.sub(was, 18), 'PX', left)
     end
     return { left - ARGV[4], string.sub(who, 1, 1000) }
   end

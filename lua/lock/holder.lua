@@ -11,7 +11,7 @@ if not was then
 end
 local left, mark, holder = redis.call('PTTL', KEYS[1]), string.sub(was, 17, 17), string.sub(was, 18)
 -- A value that was set by hand, or by another program.
-if left < 0 or not string.find(mark, '^[.!=~]$') then
+if left < 0 or not string.find(mark, '^[.=~]$') then
   return { left, string.sub(was, 1, 1000) }
 end
 if left <= tonumber(ARGV[1]) or mark == '~' then

@@ -9,7 +9,7 @@
 --                     `unanswered`: the level of this name, if it was ever entered. Its `enter` got no answer, and may
 --                     arrive after this: then it must find that the level is over.
 --
--- Publishes the owner in <ns>:{<key>}:released if the lock is free and somebody waits.
+-- Publishes the owner in <ns>:{<key>}:released if the lock is free.
 --
 -- Returns  levels  the number of levels that are left; 0: the lock is free
 --          holder  another owner holds it (empty: nobody)
@@ -22,7 +22,7 @@ end
 local token, mark, levels, over, inside, who
 if was then
   token, mark, levels, over, inside, who =
-    string.match(was, '^(%d+)([.!=~])\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$')
+    string.match(was, '^(%d+)([.=~])\t(%d+)\t([^\t]*)\t([^\t]*)\t(.*)$')
 end
 local free = left <= fence_ttl or string.sub(was, 17, 17) == '~'
 local function is_in(list, name)
@@ -40,7 +40,7 @@ local function write(ttl)
   return redis.pcall('SET', key, now, 'PX', ttl)
 end
 if free then
-  if ARGV[4] == 'unanswered' and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
+  if ARGV[4] == 'unanswered' and (not was or string.find(string.sub(was, 1, 17), '^%d+[.=~]$')) then
     if not who then
       token = was and string.sub(was, 1, 16) or '0000000000000000'
       levels, over, inside, who = 0, ',', ',', ''
@@ -69,17 +69,13 @@ if name then
   note(name)
 end
 note(nonce)
--- As in try_lock.lua: a full server refuses SET as the first write, but not PERSIST and PEXPIRE.
+-- As in enter.lua: a full server refuses SET as the first write, but not PERSIST and PEXPIRE.
 if tonumber(levels) > 0 then
   call('PERSIST', key)
   write(left)
   return tonumber(levels)
 end
 call('PEXPIRE', key, fence_ttl)
-local wake = mark == '!'
-mark = '.'
 write(fence_ttl)
-if wake then
-  call('PUBLISH', string.sub(key, 1, -5) .. 'released', owner)
-end
+call('PUBLISH', string.sub(key, 1, -5) .. 'released', owner)
 return 0

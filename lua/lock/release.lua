@@ -11,7 +11,7 @@
 -- ARGV[5]  unanswered    if given: the try_lock got no answer, and may arrive after this. Then it must find that its
 --                        lock is over: if nobody holds the lock, its owner is noted as the last one who released it.
 --
--- Publishes the owner in <ns>:{<key>}:released if somebody waits.
+-- Publishes the owner in <ns>:{<key>}:released.
 --
 -- Returns  1       released
 --          holder  another owner holds it (empty: nobody)
@@ -20,7 +20,7 @@ local was = KEYS[2] or call('GET', key)
 local mark = was and string.sub(was, 17, 17)
 -- To be called when nobody holds the lock. No request is under way for as long as an hour.
 local function over(left)
-  if ARGV[5] and (not was or string.find(string.sub(was, 1, 17), '^%d+[.!=~]$')) then
+  if ARGV[5] and (not was or string.find(string.sub(was, 1, 17), '^%d+[.=~]$')) then
     local last = was and string.sub(was, 1, 16) or '0000000000000000'
     -- A server that has no room for this note has no room for the lock either.
     redis.pcall('SET', key, last .. '~' .. owner, 'PX', math.max(1, left))
@@ -66,7 +66,5 @@ else
     call('PEXPIRE', key, ARGV[2])
   end
 end
-if mark == '!' then
-  call('PUBLISH', string.sub(key, 1, -5) .. 'released', owner)
-end
+call('PUBLISH', string.sub(key, 1, -5) .. 'released', owner)
 return 1

@@ -3,16 +3,15 @@
 -- KEYS[1]  lock        <ns>:{<key>}:lock    string: token (16 digits), mark, owner. The key outlives its lock by
 --                      `fence_ttl`, so that tokens keep growing; the lock is held while the key's time to live is
 --                      longer than that.
---                      mark    `.` held; `!` held, and somebody waits; `=` released, but nobody may acquire it yet;
---                              `~` released, whatever the key's time to live is
+--                      mark    `.` held; `=` released, but nobody may acquire it yet; `~` released, whatever the
+--                              key's time to live is
 --                      owner   of a ReentrantLock: tab, number of levels, tab, names of levels that are over, tab,
 --                              names of levels that are not, tab, owner; each name between commas
 -- KEYS[2]  value       not a key: the value that batch.lua has read, if any; only batch.lua gives it
 -- ARGV[1]  owner       unique for each attempt to lock; asking again with it gives the same answer
 -- ARGV[2]  ttl         milliseconds, by the server's wall clock: lease + fence_ttl
 -- ARGV[3]  fence_ttl   milliseconds
--- ARGV[4]  subscribed  if given: the caller waits and is subscribed to the release, so it has to be published
--- ARGV[5]  now         the answer of TIME; only batch.lua gives it, which asks once for all of its locks
+-- ARGV[4]  now         the answer of TIME; only batch.lua gives it, which asks once for all of its locks
 --
 -- Returns  token                acquired
 --          {remaining, holder}  another owner holds it, for at most `remaining` milliseconds (-1: it does not expire)
@@ -29,7 +28,7 @@ if was then
   if mark ~= '~' or string.find(last, '%D') then
     local left = call('PTTL', key)
     -- A value that was set by hand, or by another program.
-    if left < 0 or mark ~= '.' and mark ~= '!' and mark ~= '=' then
+    if left < 0 or mark ~= '.' and mark ~= '=' then
       return { left, string.sub(was, 1, 1000) }
     end
     left = left - ARGV[3]
@@ -42,11 +41,6 @@ if was then
         call('PEXPIRE', key, ARGV[2])
         return last
       end
-      if ARGV[4] and mark == '.' then
-        -- A full server refuses SET as a script's first write; PERSIST changes nothing here, and is never refused.
-        call('PERSIST', key)
-        call('SET', key, last .. '!' .. holder, 'PX', left + ARGV[3])
-      end
       return { left, #holder > 1000 and string.sub(holder, 1, 1000) or holder }
     end
   end
@@ -55,7 +49,7 @@ if was then
   end
 end
 -- The clock makes tokens grow if the last token was lost; the last token does if the clock went back.
-local now = ARGV[5] or call('TIME')
+local now = ARGV[4] or call('TIME')
 local token = now.token or now[1] .. now[2]
 if #token ~= 16 then
   token = string.format('%010.0f%06.0f', now[1], now[2])

@@ -54,7 +54,7 @@ struct Checked<'a> {
     jobs: Vec<CheckedJob<'a>>,
     /// The store answered, so the advice is also about what it knows.
     store_asked: bool,
-    /// What is valid, and most likely not meant.
+    /// Settings that are valid, and most likely not meant.
     advice: &'a [Problem],
 }
 
@@ -74,14 +74,14 @@ struct Refused<'a> {
     problems: &'a [Problem],
 }
 
-/// What the store is asked, and how long for: `check` must end without it.
+/// How long `check` waits for the store: it must end without it.
 const ASKED_FOR: Duration = Duration::from_secs(3);
 /// How many answers the store's round trip is measured by; the first one also connects.
 const ROUND_TRIPS: usize = 5;
 /// How many of a job's newest records say how long its runs take, and how many runs that needs.
 const RECORDS: usize = 50;
 const RUNS_LEAST: usize = 5;
-/// Of how many jobs the store is asked at most.
+/// `check` asks the store about this many jobs at most.
 const JOBS_ASKED: usize = 2000;
 
 pub(super) fn check(path: &Path, args: &Check, now: i64, out: &Out) -> Result<Exit, Failure> {
@@ -131,14 +131,7 @@ fn load(path: &Path) -> Result<(Config, config::Written), Report> {
     let (config, written) = config::load_written(path)?;
     #[cfg(feature = "http")]
     if let Some(tls) = config.http.as_ref().and_then(|http| http.tls.as_ref()) {
-        match crate::http::certificate::pair(tls) {
-            Ok(pair) => {
-                if let Some(words) = pair.expiry_in_words(tls) {
-                    let _ = writeln!(io::stderr(), "warning: {words}");
-                }
-            }
-            Err(why) => return Err(written.refuse_tls(why)),
-        }
+        crate::http::certificate::acceptor(tls).map_err(|why| written.refuse_tls(why))?;
     }
     Ok((config, written))
 }

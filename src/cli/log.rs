@@ -37,7 +37,7 @@ pub(super) enum Format {
 pub(super) const DAEMON: &str = "info,tokio_cron_scheduler=warn,rustls=warn,redis=warn";
 pub(super) const COMMAND: &str = "warn";
 
-/// Which lines are logged; None: an empty text, which is as none.
+/// The levels to log; None: an empty text, which counts as none.
 #[derive(Debug, Clone)]
 pub(super) struct Filter(pub(super) Option<Targets>);
 
@@ -98,7 +98,7 @@ pub(super) fn init(format: Format, filter: Targets, eyes: bool) {
     registry().with(layer.with_filter(filter)).init();
 }
 
-/// Of the colours, only the layer's own act: what is logged is written out.
+/// Only the layer's own colours act: control sequences in a message are escaped.
 fn for_people<S, W>(colours: bool, writer: W) -> impl Layer<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,

@@ -189,7 +189,7 @@ fn missing(o: &Output) {
 pub(super) struct Printer {
     only: Option<Stream>,
     unicode: bool,
-    /// What stdout and stderr have begun.
+    /// The cut characters at the ends of stdout and stderr.
     begun: [text::Stream; 2],
     /// The stream whose line the terminal is in.
     open: Option<Stream>,

@@ -57,7 +57,7 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
                 }
             }
             Err(error) => status.problems.push(format!(
-                "which jobs lack a success is not shown, nor what the notifier lacks: {error}"
+                "cannot read notification data; overdue jobs not shown: {error}"
             )),
         }
     }
@@ -78,7 +78,7 @@ pub(super) async fn status(ctx: &Context) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-/// What to do about the jobs whose state cannot be read.
+/// Hints for the jobs whose state cannot be read.
 pub(crate) fn repairs(s: &StatusView, place: impl Fn(&JobName) -> String) -> String {
     let one = |j: &JobView| {
         let reason = j.unreadable.as_ref()?;
@@ -383,7 +383,7 @@ pub(super) fn job_note(j: &JobView, open: bool, now: i64) -> String {
         && let Some(t) = j.newest
     {
         notes.push(format!(
-            "what was due {} did not run, see `{}`",
+            "the occurrence due {} did not run, see `{}`",
             relative(t.0, now),
             command("why", &[j.job.as_str(), &show::instant(t.0)])
         ));

@@ -24,7 +24,7 @@ use crate::{clock, runner::LOG_TARGET, text, words};
 
 /// A longer name moves its line.
 const COLUMN: usize = 14;
-/// Of a name that is longer than this the middle is left out: at 80 columns there is room for what is said.
+/// A longer name loses its middle, so that 80 columns have room for the message.
 const LONGEST: usize = 20;
 /// Colours that are told apart on a dark and on a light ground, and that no level has.
 const COLOURS: [u8; 10] = [33, 36, 64, 71, 98, 133, 135, 166, 172, 205];

@@ -25,7 +25,7 @@ use crate::{
     view::{self, RunView, Time},
 };
 
-/// What to do about a key whose trigger was not run.
+/// The hint for a key whose trigger was not run.
 const ANOTHER_KEY: &str = "use another --key to run it";
 /// Exit code for a run whose command could not be started, as in the shell.
 const NOT_STARTED: u8 = 126;
@@ -198,7 +198,7 @@ struct Wait<'a> {
     printer: Printer,
     /// The newest attempt whose output is shown or followed.
     shown: u32,
-    /// What to do about the reason for waiting that was printed last.
+    /// The hint for the reason for waiting that was printed last.
     told: Option<String>,
     /// The newest attempt whose successor was announced.
     awaited: u32,

@@ -84,7 +84,7 @@ struct Passed {
 /// How long the store is asked: `next` is of use without it, too.
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
-/// What the store says.
+/// The store's answer.
 struct Seen {
     /// The time that the fleet uses.
     now: i64,

@@ -61,7 +61,7 @@ impl Why {
         Ok(())
     }
 
-    /// What the configuration alone says: nothing was planned for that time. None: more has to be known.
+    /// The answer that needs the configuration alone: nothing was planned for that time. None: the store must answer.
     pub(super) fn unplanned(&self, config: &Config, now: i64) -> Option<String> {
         let at = Occurrence(self.at?);
         let job = config.jobs.get(&JobName::new(&self.job))?;
@@ -383,7 +383,7 @@ mod tests {
         assert_eq!(said("web-4"), "has recorded no decision yet");
     }
 
-    /// What an instance reports of itself begins with its process: the one before it may have been up.
+    /// The reports of an instance begin with its process: the process before it may have been up.
     #[test]
     fn a_restarted_instance_is_not_taken_for_a_new_one() {
         let (name, config) = (JobName::new("draw"), config());
@@ -400,7 +400,7 @@ mod tests {
             occurrence: Occurrence(AT - HOUR),
             ..before
         }];
-        let restarted = "was restarted since: what it did before that is not recorded";
+        let restarted = "was restarted since: its earlier decisions are not recorded";
         assert_eq!(silent(&f), restarted);
         f.decisions.clear();
         let mut earlier = run(AT - HOUR, 1, Outcome::Succeeded);
@@ -488,8 +488,8 @@ mod tests {
         f.history.clear();
         assert_eq!(
             told(&f, AT - 10 * HOUR),
-            "It was not to run: this schedule of the job counts only since 2026-11-20T05:00:00Z. Then the schedule was \
-             new, or the job came back or was enabled again."
+            "Not run: this schedule took effect at 2026-11-20T05:00:00Z: the schedule was new, or the job came back or \
+             was enabled again."
         );
         assert!(told(&f, AT + HOUR + 1).starts_with("Nothing is planned for that time: "));
         let stranger = f.explain(Occurrence(AT + 1));
@@ -669,7 +669,7 @@ mod tests {
         let st = f.state.as_mut().unwrap();
         (st.lost_until, st.since) = (0, AT - HOUR);
         assert_eq!(told(&f, AT - 3 * HOUR), nobody);
-        assert!(told(&f, AT - HOUR).starts_with("It was not to run"));
+        assert!(told(&f, AT - HOUR).starts_with("Not run: this schedule took effect"));
         // An instance that went on told the store the newest occurrence that it knew: the job's state begins with it.
         f.state.as_mut().unwrap().since = AT - 3 * HOUR;
         assert_eq!(told(&f, AT - 4 * HOUR), nobody);
@@ -678,7 +678,7 @@ mod tests {
         let mut before = run(AT - 2 * HOUR - 60_000, 1, Outcome::Succeeded);
         before.finished_at = Some(Time(AT - 2 * HOUR - 50_000));
         f.history = vec![before];
-        assert!(told(&f, AT - 4 * HOUR).starts_with("It was not to run"));
+        assert!(told(&f, AT - 4 * HOUR).starts_with("Not run: this schedule took effect"));
     }
 
     /// Such a job is never planned, so that nothing but the store could know of its runs.

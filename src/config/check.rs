@@ -393,8 +393,8 @@ fn http(r: &mut Reader<'_>, raw: Option<&At<keys::Http>>) -> Option<Option<Http>
                     r.problems.add(Place::Http, at.span.clone(), message, hint);
                 }
             }
-            // The files are read by who serves, again whenever they change, and by `soloist check`: a certificate that
-            // cannot be used now keeps no job from running.
+            // The files are read by who serves, again at a reload, and by `soloist check`: a certificate that cannot be
+            // used now keeps no job from running.
             let path = |file: &Given<String>| Some(r.dir.join(&file.read()?.value));
             Some(HttpTls {
                 cert: path(&tls.cert)?,
@@ -475,7 +475,7 @@ fn pem(
     Some(Some(path))
 }
 
-/// What `understood` makes of the file at `path`, which the value of `key` names. None: it cannot be used, which is
+/// Reads the file at `path`, which the value of `key` names, by `understood`. None: the file cannot be used, which is
 /// reported.
 fn content<T>(
     r: &mut Reader<'_>,
@@ -718,7 +718,7 @@ fn job(
     Some(job)
 }
 
-/// Who hears of a job.
+/// The channels and the time limit of a job's notifications.
 fn alarms(
     r: &mut Reader<'_>,
     shared: &mut Shared<'_>,

@@ -367,12 +367,12 @@ keys! {
             "what soloist does with its output";
 
         schedule: Vec<At<Option<String>>> = Plain(|| Shape::TextOrTexts, raw::schedules), Means("none"),
-            "cron expressions, see [Schedules](#schedules). Without one, or with `[]`, the job runs only on \
+            "cron expressions, see [schedules](schedules.md). Without one, or with `[]`, the job runs only on \
             `soloist trigger`";
         timezone: Zone = Plain(|| Shape::Text, |r, f| r.zone(f)), Is("'UTC'"),
             "IANA name, from the database inside the binary";
         dst: Dst = Plain(|| Shape::Table(DstWords::keys()), raw::dst), Means("as Vixie cron"),
-            "what happens to occurrences when clocks go forward and back";
+            "rules for occurrences when clocks go forward and back";
         jitter: Duration = Span::ANY, Is("'0s'"),
             "longest delay of an occurrence; the same on every instance";
         start_within: Duration = Span::SOME, Is("'1m'"),
@@ -381,7 +381,7 @@ keys! {
             Is("'latest'"),
             "which of several overdue occurrences run";
         enabled: bool = BOOLEAN, Is("true"),
-            "false: the job has no planned occurrences, and those that wait when a reload disables it do not start";
+            "false: schedule off; waiting occurrences do not start";
 
         overlap: Overlap = Word(&[("skip", Overlap::Skip), ("queue", Overlap::Queue), ("replace", Overlap::Replace),
             ("allow", Overlap::Allow)]), Is("'skip'"),

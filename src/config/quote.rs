@@ -1,12 +1,12 @@
-//! What a report may quote of the file: headers, keys, and the values of keys that hold no secret. A file with an error
-//! may have a secret at any place, in any form.
+//! The parts of the file that a report may quote: headers, keys, and the values of keys that hold no secret. A file
+//! with an error may have a secret at any place, in any form.
 
 use std::ops::Range;
 
 use super::keys;
 use toml::de::{DeTable, DeValue};
 
-/// What of a text may be quoted, whether it is TOML or not.
+/// The parts of a text that a report may quote, whether it is TOML or not.
 pub(super) struct Quotable<'t> {
     text: &'t str,
     is_toml: bool,
@@ -28,7 +28,7 @@ impl<'t> Quotable<'t> {
         }
     }
 
-    /// What a report shows of a line: its begin as it is, and dots in place of what may be a secret. None: nothing.
+    /// A line as a report shows it, with dots in place of a possible secret. None: nothing.
     pub(super) fn line(&self, line: Range<usize>) -> Option<String> {
         let part = self.text.get(line.clone())?;
         let first = self
@@ -66,7 +66,7 @@ impl<'t> Quotable<'t> {
         }
         let key = name_at(word);
         let rest = &word[key.len()..];
-        // In a text that is not TOML another word may belong to a string.
+        // Unparsed lines have no known table: another word may belong to a string.
         if key.is_empty() || !(self.is_toml || keys::is_known(key)) {
             return None;
         }

@@ -370,8 +370,8 @@ fn odd_port(host: &str) -> bool {
     port.is_some_and(|port| !port.ends_with(']') && !possible(port))
 }
 
-/// What is wrong with the address of a server that speaks HTTP, and what to write; it may have user and password. The
-/// texts repeat no part of it.
+/// Checks the address of an HTTP server; an error says what to write instead. The address may have user and password.
+/// The texts repeat no part of it.
 pub(super) fn address(text: &str) -> Result<(), (&'static str, &'static str)> {
     let wrong = "not the address of a server";
     let Some((scheme, rest)) = text.split_once("://") else {

@@ -36,9 +36,9 @@ pub struct Problem {
     pub column: Option<usize>,
     /// The problem and its place in the configuration, in one line.
     pub message: String,
-    /// What to do about it.
+    /// The hint: how to correct it.
     pub hint: Option<String>,
-    /// Of advice: the name of the rule.
+    /// The rule's name, if this is advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<&'static str>,
     #[serde(skip)]
@@ -182,7 +182,7 @@ pub(super) fn is_duplicate(message: &str) -> bool {
     message.starts_with("duplicate key")
 }
 
-/// Of a string that a newline cuts.
+/// The problem of a string that a newline cuts.
 const CUT: &str = "the string does not end in this line";
 
 /// Gathers problems while the configuration is read.

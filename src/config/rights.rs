@@ -139,8 +139,8 @@ pub fn database(file: &Path) -> Result<(), Foreign> {
     Ok(())
 }
 
-/// What `judge` says of the first thing on the way to `file` that it objects to. The way ends where something is
-/// missing.
+/// `judge`'s objection to the first part of the way to `file` that it does not accept. The way ends at the first
+/// missing part.
 fn look(
     file: &Path,
     reader: Reader,

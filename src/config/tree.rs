@@ -526,7 +526,7 @@ const ZONE_OF: [(&[&str], &str); 5] = [
     ),
 ];
 
-/// What to write for a distance from UTC, as in `GMT+2` and `+05:30`: the names of such zones have the other sign.
+/// The zone to write for a distance from UTC, as in `GMT+2` and `+05:30`: the names of such zones have the other sign.
 fn offset(name: &str) -> Option<String> {
     let upper = name.to_ascii_uppercase().replace(' ', "");
     let text = upper.trim_start_matches("ETC/");

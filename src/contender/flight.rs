@@ -18,8 +18,8 @@ use crate::{
         contest::{
             AnswerInfo, Ask, Contest, ContestEnd, Effect, JobState, Slot, Step, Subject, View,
         },
+        delays::Delays,
         jitter::start_at_ms,
-        waits::Waits,
     },
     model::{JobName, Occurrence, Outcome, RunId, Wait},
     store,
@@ -56,7 +56,7 @@ impl Contender {
     }
 
     /// What an occurrence has waited for before this contest.
-    fn waited(&self, job: &JobName, ask: &Ask) -> Waits {
+    fn waited(&self, job: &JobName, ask: &Ask) -> Delays {
         let at = match &ask.target {
             Target::Scheduled(at) => *at,
             Target::Manual { key, .. } => return self.trigger_waited(job, key),
@@ -64,22 +64,22 @@ impl Contender {
         let now = self.shown_ms();
         let of = |s: &mut JobState| (s.definition.clone(), s.away_until(at, now));
         let Some((definition, away_until)) = self.state(job, of) else {
-            return Waits::default();
+            return Delays::default();
         };
         let (schedules, jitter) = (&definition.schedules, definition.jitter);
         let meant = start_at_ms(job.as_str(), schedules, at, jitter).saturating_sub(at.0);
         let since = |ms: i64| ms.saturating_sub(at.0);
-        Waits::before(since(now), meant, ask.trigger, since(away_until))
+        Delays::before(since(now), meant, ask.trigger, since(away_until))
     }
 
     /// The same of a trigger: first for an instance, and then for those before it.
-    fn trigger_waited(&self, job: &JobName, key: &str) -> Waits {
+    fn trigger_waited(&self, job: &JobName, key: &str) -> Delays {
         let now = Boottime::now();
         let of = |s: &mut JobState| {
             let (at, here) = (s.planned_never(key)?, s.trigger_waits(key, now)?);
             Some((at, here, s.is_troubled()))
         };
-        let mut waits = Waits::default();
+        let mut waits = Delays::default();
         if let Some((at, here, away)) = self.state(job, of).flatten() {
             let all = self.shown_ms().saturating_sub(at.0).max(0) as u64;
             waits.add(
@@ -109,7 +109,7 @@ struct Flight {
     /// How often in a row the store refused to decide because of its clock, which its answers show as believed.
     contradicted: u32,
     /// What it waits for: the reason of a late start.
-    waits: Waits,
+    waits: Delays,
     /// A claim of it proved that the lease of the attempt before has lapsed.
     lapsed: bool,
 }
@@ -273,7 +273,7 @@ impl Flight {
             Effect::Unwatch(at) => contender.watches.drop_one(&self.job, at),
             Effect::Start(win) => {
                 let late = contender.shown_ms().saturating_sub(win.run.occurrence.0);
-                let figures = &contender.vitals.figures;
+                let figures = &contender.health.figures;
                 figures.granted(
                     win.run.attempt,
                     win.run.trigger,
@@ -329,7 +329,7 @@ impl Flight {
         let reply = match reply {
             Ok(reply) => reply,
             Err(e) => {
-                contender.vitals.figures.claim_failed();
+                contender.health.figures.claim_failed();
                 self.permit = None;
                 if matches!(e, store::Error::NotReplicated { .. }) {
                     // Until the replicas are back, each claim would be granted, and not used.
@@ -345,7 +345,7 @@ impl Flight {
             }
         };
         contender
-            .vitals
+            .health
             .figures
             .claimed(given_up, wait, &reply.value);
         contender.note_clock(&reply);

@@ -130,7 +130,7 @@ impl Contender {
                         warn!(job = %job.name, occurrences = count, until = %last.last,
                             "the store lost its data, and with it the outcome of these occurrences: soloist records \
                             them as unknown");
-                        self.vitals.figures.lost(count);
+                        self.health.figures.lost(count);
                     }
                     self.registered(job, &state.unwrap_or_default(), epoch);
                 }
@@ -208,7 +208,7 @@ impl Contender {
         }
         if let Some((after, until)) = follows.catch_up {
             info!(job = %name, %after, %until,
-                "nobody has decided what was planned since {after}: it is caught up or recorded");
+                "undecided since {after}: catching up");
             self.start_driver(name);
         }
         if let Some(after) = follows.plan_after {

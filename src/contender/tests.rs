@@ -25,7 +25,7 @@ fn contender() -> Arc<Contender> {
         max_parallel: None,
         journal: mpsc::channel(10).0,
         plans: mpsc::unbounded_channel().0,
-        vitals: std::sync::Arc::default(),
+        health: std::sync::Arc::default(),
         last_will: None,
         stop: CancellationToken::new(),
         tasks: TaskTracker::new(),

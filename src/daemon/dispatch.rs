@@ -80,7 +80,7 @@ impl Dispatcher {
         let mut interval = tokio::time::interval(INTERVAL);
         interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         loop {
-            self.contender.vitals.round();
+            self.contender.health.round();
             let more = self.advance();
             if sd_notify::watchdog_enabled().is_some() {
                 // Only this loop may report to the watchdog: a dispatcher that hangs must not look alive.
@@ -295,7 +295,7 @@ mod tests {
             max_parallel: None,
             journal: mpsc::channel(10).0,
             plans,
-            vitals: std::sync::Arc::default(),
+            health: std::sync::Arc::default(),
             last_will: None,
             stop: CancellationToken::new(),
             tasks: TaskTracker::new(),

@@ -274,7 +274,7 @@ impl FleetTask {
             clock_doubt_ms: contender.clock.doubt_us().map(|us| us / 1000),
             started_at: self.started_at,
             running: self.holder.running(),
-            // Of a request that the store has it need not be told: so all see at once when somebody takes it back.
+            // Not a drain that the store already lists: all see at once when somebody takes it back.
             draining: contender.stop.is_cancelled() || self.drain == Drain::Lost,
             jobs: loaded.jobs,
             outages: self.outages.iter().copied().collect(),
@@ -301,7 +301,7 @@ impl FleetTask {
                     self.contender.resync();
                     self.note_outage(self.answered.unwrap_or(since));
                 }
-                self.contender.vitals.answered(&reply, &self.problems);
+                self.contender.health.answered(&reply, &self.problems);
                 self.answered = Some(Boottime::now());
                 self.warned.over();
                 self.learn(reply);
@@ -309,7 +309,7 @@ impl FleetTask {
             }
             Err(e) => {
                 let now = Boottime::now();
-                self.contender.vitals.failed(&e);
+                self.contender.health.failed(&e);
                 self.away_since.get_or_insert(now);
                 if self.warned.lets(now, WARN_AGAIN) {
                     match e.is_transient() {

@@ -134,4 +134,4 @@ macro_rules! holds {
         }
     };
 }
-holds!(bounded config duration guard reply schedule shown state text url);
+holds!(config duration guard reply schedule shown state text url);

@@ -32,7 +32,7 @@ use crate::clock::Boottime;
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Variables that no job inherits, because they are meant for the daemon alone.
-const STRIPPED: [&str; 15] = [
+const STRIPPED: [&str; 14] = [
     "NOTIFY_SOCKET",
     "LISTEN_PID",
     "LISTEN_FDS",
@@ -49,7 +49,6 @@ const STRIPPED: [&str; 15] = [
     // The name of the daemon in traces, and what it may need to send them.
     "OTEL_SERVICE_NAME",
     "OTEL_EXPORTER_OTLP_HEADERS",
-    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
 ];
 
 /// Variables of the daemon that the command of another user keeps.

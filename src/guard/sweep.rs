@@ -1,4 +1,4 @@
-//! Ends what guards left behind that were killed, and the runs of guards that can do nothing and whose daemon is dead.
+//! Kills what killed guards left, and runs of stopped or frozen guards whose daemon is dead.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -14,8 +14,8 @@ use crate::{blocking, clock::Boottime, model::RunId};
 /// How long a sweep tries to end what it has found.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// So long after its daemon's death a guard has killed its tree, unless somebody keeps it from doing so: the kernel has
-/// continued it if it was stopped.
+/// A guard alive this long after its daemon is stopped or frozen: the kernel continues a stopped guard once, at that
+/// death.
 const HELPLESS: Duration = Duration::from_millis(250);
 
 /// How long what was killed may take to be dead before others are looked after.

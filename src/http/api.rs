@@ -5,14 +5,12 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 use axum::{
     Extension,
     body::Body,
-    extract::{FromRequestParts, MatchedPath, Request, State},
+    extract::{FromRequestParts, State},
     http::{HeaderValue, StatusCode, Uri, header, request},
-    middleware::Next,
     response::{IntoResponse as _, Response},
 };
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use utoipa::openapi::path::ParameterIn;
 
 use super::{
     App,
@@ -78,7 +76,6 @@ impl Args {
                 let problem = Problem::bad(format!("no argument `{name}` is known here"));
                 return Err(match nearest(name, names.iter().copied()) {
                     Some(near) => problem.hint(format!("did you mean `{near}`?")),
-                    None if names.is_empty() => problem.hint("there are none"),
                     None => problem.hint(format!("those known are {}", names.join(", "))),
                 });
             }
@@ -146,46 +143,6 @@ impl Args {
     }
 }
 
-/// The paths that take no arguments. Those that take some look at them with [`Args::of`].
-pub(super) struct Arguments {
-    without: BTreeSet<String>,
-}
-
-impl Arguments {
-    pub(super) fn of(document: &utoipa::openapi::OpenApi) -> Self {
-        let takes_none = |item: &&utoipa::openapi::PathItem| {
-            let parameters = item
-                .get
-                .iter()
-                .chain(&item.post)
-                .flat_map(|o| &o.parameters);
-            !parameters
-                .flatten()
-                .any(|p| p.parameter_in == ParameterIn::Query)
-        };
-        let paths = document.paths.paths.iter();
-        Self {
-            without: paths
-                .filter(|(_, item)| takes_none(item))
-                .map(|(path, _)| path.clone())
-                .collect(),
-        }
-    }
-}
-
-/// Refuses the arguments of a path that takes none: who misspells a path must not think that it was asked for.
-pub(super) async fn known_arguments(
-    State(arguments): State<Arc<Arguments>>,
-    path: MatchedPath,
-    request: Request,
-    next: Next,
-) -> Result<Response, Problem> {
-    if arguments.without.contains(path.as_str()) {
-        Args::of(request.uri(), &[], &[])?;
-    }
-    Ok(next.run(request).await)
-}
-
 /// RFC 3339 or Unix milliseconds, as Unix milliseconds.
 pub(super) fn instant(text: &str) -> Result<i64, String> {
     crate::text::instant(text)
@@ -228,7 +185,7 @@ struct Alive {
     )
 )]
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
-    match app.vitals.since_round() {
+    match app.health.since_round() {
         // It has only begun.
         Some(since) if since > HANGS_AFTER => {
             let detail = format!(
@@ -430,7 +387,10 @@ impl Listing {
             if self.after.is_some() {
                 out.push(b',');
             }
-            job.write(&mut out, self.wanted.runs)?;
+            match self.wanted.runs {
+                RECENT => serde_json::to_writer(&mut out, job)?,
+                runs => serde_json::to_writer(&mut out, &job.with_runs(runs))?,
+            }
             self.after = Some(job.view.job.clone());
         }
         out.extend_from_slice(b"]}");
@@ -446,7 +406,6 @@ impl Listing {
             if listing.ended {
                 return Ok(None);
             }
-            listing.app.turns.mine().await;
             let piece = listing.piece()?;
             Ok::<_, serde_json::Error>(Some((piece, listing)))
         });

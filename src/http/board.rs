@@ -25,14 +25,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use self::{
-    diff::Told,
-    recent::{Recents, field},
-};
+use self::{diff::Told, recent::Recents};
 use super::events::{Feed, Kind, Ring};
 use crate::{
     clock::{Boottime, wall_us},
     config::{self, Config},
+    health::Pulse,
     logic::{
         claim::{State, Triggered},
         coming::Coming,
@@ -43,7 +41,6 @@ use crate::{
     model::{InstanceId, JobName, Occurrence, Outcome, RunId, RunRecord, Trigger},
     store::{self, Asking, Changed},
     view::{self, Clock, EpochView, InstanceView, JobView, LacksView, LastView, Time},
-    vitals::Pulse,
 };
 
 /// How many ended runs of each job the board has.
@@ -156,26 +153,27 @@ pub(super) struct Job {
     pub(super) late_typical_ms: Option<i64>,
 }
 
+/// As [`Job`], with fewer of its runs.
+#[derive(Serialize)]
+pub(super) struct Shortened<'a> {
+    #[serde(flatten)]
+    view: &'a JobView,
+    elsewhere: bool,
+    recent: Vec<Recent>,
+    typical_ms: Option<i64>,
+    late_typical_ms: Option<i64>,
+}
+
 impl Job {
-    /// Writes what `Serialize` does, and the last `runs` of its runs as [`Recents::write`] does.
-    pub(super) fn write(&self, out: &mut Vec<u8>, runs: usize) -> serde_json::Result<()> {
-        let Self {
-            view,
-            elsewhere,
-            recent,
-            typical_ms,
-            late_typical_ms,
-        } = self;
-        serde_json::to_writer(&mut *out, view)?;
-        // More follows before its brace.
-        out.pop();
-        field(out, r#","elsewhere":"#, elsewhere)?;
-        out.extend_from_slice(br#","recent":"#);
-        recent.write(out, runs)?;
-        field(out, r#","typical_ms":"#, typical_ms)?;
-        field(out, r#","late_typical_ms":"#, late_typical_ms)?;
-        out.push(b'}');
-        Ok(())
+    /// With the last `runs` of its runs.
+    pub(super) fn with_runs(&self, runs: usize) -> Shortened<'_> {
+        Shortened {
+            view: &self.view,
+            elsewhere: self.elsewhere,
+            recent: self.recent.iter().take(runs).collect(),
+            typical_ms: self.typical_ms,
+            late_typical_ms: self.late_typical_ms,
+        }
     }
 }
 
@@ -1219,9 +1217,9 @@ pub(super) fn at(o: Occurrence) -> Option<Time> {
 mod tests {
     use super::*;
     use crate::{
+        health::Away,
         logic::claim,
         store::{Fleet, Info, LIVE_WITHIN_MS, Reply},
-        vitals::Away,
     };
 
     fn own() -> InstanceId {
@@ -1238,28 +1236,6 @@ mod tests {
             received: Boottime::now(),
             around: vec![],
         })
-    }
-
-    #[test]
-    fn a_job_is_written_as_it_is_serialized() {
-        let text = "[jobs.a]\nschedule = '@daily'\ncommand = 'x'\ndescription = '\"{}'\n";
-        let config = config::parse(text, std::path::Path::new("jobs.toml"), &|_| None);
-        let board = Board::new(Arc::new(config.expect("valid")), "redis://x", own());
-        let mut inner = board.inner.write();
-        let ended = Recent::from(RunRecord::without_run(
-            &JobName::new("a"),
-            Occurrence(1_795_176_000_000),
-            Trigger::Schedule,
-            Outcome::Missed,
-        ));
-        for runs in [vec![], vec![ended.clone()], vec![ended.clone(), ended]] {
-            let e = inner.jobs.values_mut().next().expect("a job");
-            e.merge(runs, true);
-            let mut written = vec![];
-            e.job.write(&mut written, RECENT).expect("JSON");
-            let serialized = serde_json::to_vec(&e.job).expect("JSON");
-            assert_eq!(String::from_utf8(written), String::from_utf8(serialized));
-        }
     }
 
     /// A loss of the store's data took the state of a run, or all that was known of an occurrence.

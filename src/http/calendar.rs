@@ -192,11 +192,8 @@ fn write(
 
 /// `20261125T120000Z`
 fn basic(ms: i64) -> String {
-    let text = crate::model::rfc3339_ms(ms);
-    let whole = text.split('.').next().unwrap_or_default();
-    let mut out: String = whole.chars().filter(|c| !"-:".contains(*c)).collect();
-    out.push('Z');
-    out
+    let at = jiff::Timestamp::from_millisecond(ms).unwrap_or_default();
+    at.strftime("%Y%m%dT%H%M%SZ").to_string()
 }
 
 fn escaped(text: &str) -> String {

@@ -1,10 +1,8 @@
-//! Metrics, in the formats of Prometheus and OpenMetrics. What this instance did comes from [`Figures`]; what is true
+//! Metrics, in the formats of Prometheus and OpenMetrics. What this instance did comes from
+//! [`crate::health::Figures`]; what is true
 //! of the fleet, from the board, is the same on every instance that answers.
 
-use std::{
-    fmt,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, sync::Arc};
 
 use axum::{
     body::Body,
@@ -14,13 +12,13 @@ use axum::{
 };
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeCounterValue, EncodeGaugeValue, NoLabelSet, text::encode},
+    encoding::{DescriptorEncoder, EncodeGaugeValue, NoLabelSet, text::encode},
     metrics::MetricType,
     registry::{Registry, Unit},
 };
 
 use super::{App, board::Inner, headers::accepts, problem::Problem};
-use crate::{log_queue, vitals::Figures};
+use crate::log_queue;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -44,45 +42,20 @@ pub(super) async fn metrics(
     headers: HeaderMap,
 ) -> Result<Response, Problem> {
     let mut registry = Registry::with_prefix("soloist");
+    app.health.figures.register(&mut registry);
     registry.register_collector(Box::new(Metrics(app)));
     let mut text = String::new();
     encode(&mut text, &registry).map_err(|_| Problem::internal("cannot write the metrics"))?;
-    let (text, kind) = match accepts(&headers, "application/openmetrics-text") {
-        true => (text, OPENMETRICS),
-        false => (classic(&text), CLASSIC),
+    // What is new in it is a comment in the older format.
+    let kind = match accepts(&headers, "application/openmetrics-text") {
+        true => OPENMETRICS,
+        false => CLASSIC,
     };
     let mut response = Response::new(Body::from(text));
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     Ok(response)
-}
-
-/// OpenMetrics in the older format, in which the name of a counter ends with `_total` everywhere.
-fn classic(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut lines = text.lines().peekable();
-    while let Some(line) = lines.next() {
-        if line.starts_with("# UNIT ") || line == "# EOF" {
-            continue;
-        }
-        let name = |line: &str| line.split(' ').nth(2).unwrap_or_default().to_owned();
-        let is_counter = |line: &str| line.starts_with("# TYPE ") && line.ends_with(" counter");
-        let counter = is_counter(line)
-            || line.starts_with("# HELP ")
-                && lines
-                    .peek()
-                    .is_some_and(|next| is_counter(next) && name(next) == name(line));
-        match counter {
-            true => {
-                let name = name(line);
-                out.push_str(&line.replacen(&name, &format!("{name}_total"), 1));
-            }
-            false => out.push_str(line),
-        }
-        out.push('\n');
-    }
-    out
 }
 
 struct Metrics(Arc<App>);
@@ -121,42 +94,6 @@ fn gauges<'a, V: EncodeGaugeValue, const N: usize>(
     Ok(())
 }
 
-fn counter<V: EncodeCounterValue>(
-    e: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    value: V,
-) -> Written {
-    let mut metric = e.encode_descriptor(name, help, None, MetricType::Counter)?;
-    metric.encode_counter::<NoLabelSet, _, f64>(&value, None)
-}
-
-fn counters<'a, const N: usize>(
-    e: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    values: impl IntoIterator<Item = (Labels<'a, N>, u64)>,
-) -> Written {
-    let mut metric = e.encode_descriptor(name, help, None, MetricType::Counter)?;
-    for (labels, value) in values {
-        metric
-            .encode_family(&labels)?
-            .encode_counter::<NoLabelSet, _, f64>(&value, None)?;
-    }
-    Ok(())
-}
-
-fn histogram(
-    e: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    (sum, count, buckets): (f64, u64, Vec<(f64, u64)>),
-) -> Written {
-    let mut metric =
-        e.encode_descriptor(name, help, Some(&Unit::Seconds), MetricType::Histogram)?;
-    metric.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
-}
-
 impl Collector for Metrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Written {
         let e = &mut encoder;
@@ -168,22 +105,14 @@ impl Collector for Metrics {
             "The version of this instance",
             [(version, 1_i64)],
         )?;
-        of_instance(e, &self.0.vitals.figures)?;
+        let help = "Lines of this instance's log that were dropped because nobody read them";
+        e.encode_descriptor("log_lines_dropped", help, None, MetricType::Counter)?
+            .encode_counter::<NoLabelSet, _, f64>(&log_queue::dropped(), None)?;
         let inner = self.0.board.read();
         of_store(e, &inner)?;
         of_fleet(e, &inner, self.0.instance.as_str())?;
         of_jobs(e, &inner)?;
         drop(inner);
-        let expires = self.0.certificate_expires.load(Ordering::Relaxed);
-        let expires = Some(expires).filter(|at| *at != 0);
-        let expires = expires.map(|at| ([], at as f64 / 1000.0));
-        gauges::<f64, 0>(
-            e,
-            "http_certificate_expiry_timestamp",
-            Some(&Unit::Seconds),
-            "When the TLS certificate that this instance serves expires",
-            expires,
-        )?;
         let used = super::events::STREAMS - self.0.streams.available_permits();
         gauge(
             e,
@@ -193,84 +122,6 @@ impl Collector for Metrics {
             used as i64,
         )
     }
-}
-
-fn of_instance(e: &mut DescriptorEncoder<'_>, f: &Figures) -> Written {
-    let runs = f.runs.read();
-    let runs = runs
-        .iter()
-        .map(|((job, outcome), n)| ([("job", job.as_str()), ("outcome", *outcome)], *n));
-    counters(
-        e,
-        "runs",
-        "Runs that ended on this instance, by outcome",
-        runs,
-    )?;
-    let help =
-        "From the planned instant to the start of the command, of first attempts on this instance";
-    histogram(e, "start_lateness", help, f.lateness.read())?;
-    histogram(
-        e,
-        "run_duration",
-        "How long runs on this instance took",
-        f.durations.read(),
-    )?;
-    let one = |name: &'static str| move |(word, n): (&'static str, u64)| ([(name, word)], n);
-    let late = f.late.read().into_iter().map(one("cause"));
-    counters(
-        e,
-        "late_starts",
-        "First attempts that started more than a second late on this instance, by cause",
-        late,
-    )?;
-    let not_run = f.not_run.read();
-    let not_run = not_run
-        .iter()
-        .map(|((outcome, cause), n)| ([("outcome", *outcome), ("cause", *cause)], *n));
-    counters(
-        e,
-        "not_run",
-        "Occurrences that this instance recorded as not run, by cause",
-        not_run,
-    )?;
-    let claims = f.claims.read().into_iter().map(one("answer"));
-    counters(
-        e,
-        "claims",
-        "Claims of this instance, by the answer of the store",
-        claims,
-    )?;
-    let renewals = f.renewals.read().into_iter().map(one("answer"));
-    counters(
-        e,
-        "renewals",
-        "Renewals of leases by this instance, by the answer of the store",
-        renewals,
-    )?;
-    let read = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed);
-    let help = "Runs of this instance that ended because their lease was lost";
-    counter(e, "leases_lost", help, read(&f.leases_lost))?;
-    let help = "Occurrences that this instance took over because the lease of another one lapsed";
-    counter(e, "takeovers", help, read(&f.takeovers))?;
-    let help = "Heartbeats of this instance that the store did not answer";
-    counter(e, "heartbeats_failed", help, read(&f.heartbeats_failed))?;
-    let help = "Lines of this instance's log that were dropped because nobody read them";
-    counter(e, "log_lines_dropped", help, log_queue::dropped())?;
-    let spans = f.spans.read().into_iter().map(one("result"));
-    let help =
-        "Spans of runs that this instance sent, that were refused, or for which there was no room";
-    counters(e, "spans", help, spans)?;
-    let told = f.notifications.read();
-    let told = told.iter().map(|((channel, result), n)| {
-        let labels = [("channel", channel.as_str()), ("result", *result)];
-        (labels, *n)
-    });
-    counters(
-        e,
-        "notifications",
-        "Tries of this instance to deliver messages to channels, and messages that it gave up",
-        told,
-    )
 }
 
 fn of_store(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
@@ -425,18 +276,4 @@ fn of_jobs(e: &mut DescriptorEncoder<'_>, inner: &Inner) -> Written {
         "Active runs of the job, on all instances",
         running,
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_older_format_names_counters_with_their_end() {
-        let text = "# HELP a_runs Runs.\n# TYPE a_runs counter\na_runs_total{job=\"# TYPE x counter\"} 1\n\
-            # HELP b_seconds B\n# TYPE b_seconds gauge\n# UNIT b_seconds seconds\nb_seconds 2\n# EOF\n";
-        let want = "# HELP a_runs_total Runs.\n# TYPE a_runs_total counter\na_runs_total{job=\"# TYPE x counter\"} 1\n\
-            # HELP b_seconds B\n# TYPE b_seconds gauge\nb_seconds 2\n";
-        assert_eq!(classic(text), want);
-    }
 }

@@ -8,28 +8,22 @@ use axum::{
     response::Response,
 };
 use utoipa::{
-    Modify, OpenApi, PartialSchema, ToSchema,
-    openapi::{
-        KnownFormat, ObjectBuilder, Ref, RefOr, Schema, SchemaFormat, Type,
-        schema::AnyOfBuilder,
-        security::{Http, HttpAuthScheme, SecurityScheme},
-    },
+    Modify, OpenApi,
+    openapi::security::{Http, HttpAuthScheme, SecurityScheme},
 };
 
 use super::problem::ProblemView;
-use crate::text::INSTANTS;
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "soloist",
-        description = "The state of a fleet of soloist, from any of its instances. Times are RFC 3339 in UTC. Errors are \
+        description = "The state of a fleet of soloist, from any of its instances. Times are RFC 3339 in UTC; arguments may also be Unix milliseconds. Errors are \
             problem documents (RFC 9457). Changes are POSTs with `Content-Type: application/json`.",
         license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0"),
         contact(),
     ),
     modifiers(&Token),
-    components(schemas(Instant, OccurrenceName)),
     security(("token" = [])),
     tags(
         (name = "health", description = "Whether this instance is well, and what the caller may do"),
@@ -55,45 +49,6 @@ impl Modify for Token {
         components.add_security_scheme("password", SecurityScheme::Http(scheme));
     }
 }
-
-/// An instant as clients may write it: what [`crate::text::instant`] reads.
-pub(super) struct Instant;
-
-impl PartialSchema for Instant {
-    fn schema() -> RefOr<Schema> {
-        let format = |known| Some(SchemaFormat::KnownFormat(known));
-        let written = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .format(format(KnownFormat::DateTime));
-        let ms = ObjectBuilder::new()
-            .schema_type(Type::Integer)
-            .format(format(KnownFormat::Int64))
-            .minimum(Some(*INSTANTS.start() as f64))
-            .maximum(Some(*INSTANTS.end() as f64));
-        let either = AnyOfBuilder::new().item(written).item(ms);
-        let said = "An instant: RFC 3339, or Unix milliseconds.";
-        either.description(Some(said)).into()
-    }
-}
-
-impl ToSchema for Instant {}
-
-/// An occurrence as clients may name it in a path.
-pub(super) struct OccurrenceName;
-
-impl PartialSchema for OccurrenceName {
-    fn schema() -> RefOr<Schema> {
-        let latest = ObjectBuilder::new()
-            .schema_type(Type::String)
-            .enum_values(Some(["latest"]));
-        let at = Ref::from_schema_name(Instant::name());
-        let either = AnyOfBuilder::new().item(latest).item(at);
-        let said = "An occurrence: its instant, or the latest one that is due or decided.";
-        either.description(Some(said)).into()
-    }
-}
-
-impl ToSchema for OccurrenceName {}
 
 static DOCUMENT: LazyLock<Bytes> = LazyLock::new(|| {
     let (_, api) = super::routes().split_for_parts();

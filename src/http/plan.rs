@@ -13,7 +13,6 @@ use serde::Serialize;
 use super::{
     App,
     api::{Args, json, named},
-    openapi,
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -132,8 +131,8 @@ fn told_apart(
     path = "/api/v1/plan",
     tag = "plan",
     params(
-        ("from" = Option<openapi::Instant>, Query, description = "default now"),
-        ("to" = Option<openapi::Instant>, Query, description = "default a day later"),
+        ("from" = Option<String>, Query, description = "default now"),
+        ("to" = Option<String>, Query, description = "default a day later"),
         ("job" = Option<Vec<String>>, Query, description = "only of these jobs"),
         ("limit" = Option<usize>, Query, minimum = 1, maximum = 10_000, description = "how many; default 1000"),
         ("per_job" = Option<usize>, Query, minimum = 1, maximum = 10_000,

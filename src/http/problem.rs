@@ -83,22 +83,6 @@ impl Problem {
         };
         serde_json::to_vec(&view).unwrap_or_default()
     }
-
-    /// The whole answer, for a connection that is not served. It is the last one there.
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let body = self.document();
-        let mut head = format!(
-            "HTTP/1.1 {}\r\nContent-Type: {MEDIA_TYPE}\r\nContent-Length: {}\r\nCache-Control: no-store\r\n\
-            Connection: close\r\n",
-            self.status,
-            body.len()
-        );
-        if let Some(seconds) = self.retry_after {
-            head.push_str(&format!("Retry-After: {seconds}\r\n"));
-        }
-        head.push_str("\r\n");
-        [head.into_bytes(), body].concat()
-    }
 }
 
 impl From<store::Error> for Problem {

@@ -7,7 +7,6 @@ use axum::{extract::State, response::Response};
 use super::{
     App,
     api::{Path, instant, json, named},
-    openapi::OccurrenceName,
     problem::{Problem, ProblemView},
 };
 use crate::{
@@ -24,7 +23,7 @@ use crate::{
     tag = "jobs",
     params(
         ("job" = String, Path),
-        ("occurrence" = OccurrenceName, Path),
+        ("occurrence" = String, Path, description = "its instant, or `latest`: the last one that is due or decided"),
     ),
     responses(
         (status = 200, description = "what is known of it", body = WhyView),

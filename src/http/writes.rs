@@ -1,6 +1,6 @@
 //! What can be asked over HTTP: the same that the commands ask, with the same words.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use axum::{
     Extension,
@@ -14,6 +14,7 @@ use serde::{
     de::{DeserializeOwned, Error as _},
 };
 use serde_json::{Value, error::Category};
+use tokio::time::timeout;
 use tracing::info;
 
 use super::{
@@ -34,6 +35,9 @@ use crate::{
 /// The most characters of the reason of a pause: it is part of the job's state, and of the record of each skipped
 /// occurrence.
 const REASON_MOST: usize = 1000;
+
+/// The body of a request must arrive within this time.
+const BODY_WITHIN: Duration = Duration::from_secs(20);
 
 /// An empty body counts as `{}`, too, which helps people who use curl.
 const BODY: &str =
@@ -86,7 +90,12 @@ impl<S: Send + Sync, T: Said> FromRequest<S> for Json<T> {
         if request.body().size_hint().lower() > BODY_MOST as u64 {
             return Err(too_large());
         }
-        let body = Bytes::from_request(request, state).await;
+        let body = timeout(BODY_WITHIN, Bytes::from_request(request, state)).await;
+        let body = body.map_err(|_| {
+            let detail = format!("the body did not arrive within {BODY_WITHIN:?}");
+            Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+                .hint("send as many bytes as `Content-Length` has")
+        })?;
         let body = body.map_err(|e| match e.status() {
             StatusCode::PAYLOAD_TOO_LARGE => too_large(),
             _ => Problem::bad("the body does not arrive as its headers say")

@@ -70,13 +70,11 @@ pub(super) trait Backend: Send + Sync {
     fn address(&self) -> &str;
     /// The time that an answer may take if nothing is wrong.
     fn patience(&self) -> Duration;
-    /// `subscribed`: the caller is subscribed, so if somebody else holds the lock, its release has to be published.
     async fn try_lock(
         &self,
         key: &str,
         owner: &str,
         lease: Duration,
-        subscribed: bool,
         limit: Duration,
     ) -> Result<TryLockReply, Error>;
     /// As `try_lock`, without a task of its own: `thread` sends the request, and passes the answer to `then`. If the
@@ -86,7 +84,6 @@ pub(super) trait Backend: Send + Sync {
         _thread: &Handle,
         (_key, _owner): (&Arc<str>, &Arc<str>),
         _lease: Duration,
-        _subscribed: bool,
         then: Then<TryLockReply>,
     ) -> Result<(), Then<TryLockReply>> {
         Err(then)
@@ -118,13 +115,12 @@ pub(super) trait Backend: Send + Sync {
     }
     async fn holder(&self, key: &str, limit: Duration)
     -> Result<Option<(String, Duration)>, Error>;
-    /// `who` is the owner, and the nonce of this request; `subscribed` as in `try_lock`.
+    /// `who` is the owner, and the nonce of this request.
     async fn enter(
         &self,
         key: &str,
         who: (&str, &str),
         lease: Duration,
-        subscribed: bool,
         limit: Duration,
     ) -> Result<EnterReply, Error>;
     async fn leave(

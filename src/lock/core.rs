@@ -176,7 +176,6 @@ impl Core {
         key: &Arc<str>,
         owner: &Arc<str>,
         lease: config::Lease,
-        subscribed: bool,
     ) -> Result<TryLockOutcome, Error> {
         let thread = self.thread.handle().map_err(|e| self.no_thread(key, &e))?;
         let sent = Boottime::now();
@@ -185,7 +184,6 @@ impl Core {
             key: key.clone(),
             owner: owner.clone(),
             lease,
-            subscribed,
         };
         // Held until the outcome is taken, or until it is dropped and its release has begun: the client is not idle
         // before that.
@@ -201,16 +199,14 @@ impl Core {
                 });
             }
         });
-        let begun =
-            self.backend
-                .begin_try_lock(thread, (key, owner), lease.length, subscribed, then);
+        let begun = self
+            .backend
+            .begin_try_lock(thread, (key, owner), lease.length, then);
         if let Err(then) = begun {
             let (core, key, owner) = (self.clone(), key.clone(), owner.clone());
             self.thread.spawn(async move {
                 let limit = core.backend.patience();
-                let asked = core
-                    .backend
-                    .try_lock(&key, &owner, lease.length, subscribed, limit);
+                let asked = core.backend.try_lock(&key, &owner, lease.length, limit);
                 then(asked.await);
             });
         }
@@ -328,7 +324,6 @@ struct TryLocking {
     key: Arc<str>,
     owner: Arc<str>,
     lease: config::Lease,
-    subscribed: bool,
 }
 
 impl TryLocking {
@@ -346,7 +341,7 @@ impl TryLocking {
             let lease = self.lease.length;
             self.core
                 .backend
-                .try_lock(&self.key, &self.owner, lease, self.subscribed, limit)
+                .try_lock(&self.key, &self.owner, lease, limit)
         };
         let answer = self.core.retry(limit, (sent, first), ask).await;
         self.outcome(Boottime(last_sent.into_inner()), answer, open)

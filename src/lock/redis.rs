@@ -170,7 +170,6 @@ fn understood<T>(client: &Client, key: &str, read: Result<T, String>) -> Result<
 
 /// What follows the name of a lock in its one key.
 const LOCK: &str = "lock";
-const SUBSCRIBED: Arg<'static> = Arg::Text("1");
 
 enum Arg<'a> {
     Text(&'a str),
@@ -199,20 +198,13 @@ fn period_kept(length: Duration) -> Duration {
     (length * 2).max(FENCE_TTL)
 }
 
-fn try_lock_call(
-    name: &str,
-    owner: &str,
-    lease: Duration,
-    subscribed: bool,
-) -> (&'static Script, Cmd) {
+fn try_lock_call(name: &str, owner: &str, lease: Duration) -> (&'static Script, Cmd) {
     let args = [
         Arg::Text(owner),
         Arg::Ms(lease + FENCE_TTL),
         Arg::Ms(FENCE_TTL),
-        SUBSCRIBED,
     ];
-    let args = &args[..if subscribed { 4 } else { 3 }];
-    (&TRY_LOCK, script_call(&TRY_LOCK, name, args))
+    (&TRY_LOCK, script_call(&TRY_LOCK, name, &args))
 }
 
 fn release_call(
@@ -256,10 +248,9 @@ impl Backend for RedisLocks {
         key: &str,
         owner: &str,
         lease: Duration,
-        subscribed: bool,
         limit: Duration,
     ) -> Result<TryLockReply, Error> {
-        let call = try_lock_call(&self.name(key, LOCK), owner, lease, subscribed);
+        let call = try_lock_call(&self.name(key, LOCK), owner, lease);
         let on = (&*self.connection, limit);
         let answer = self.send(on, key, call, true).await?;
         self.understood(key, reply::try_lock(answer))
@@ -270,18 +261,13 @@ impl Backend for RedisLocks {
         thread: &Handle,
         who @ (key, _): (&Arc<str>, &Arc<str>),
         lease: Duration,
-        subscribed: bool,
         then: Then<TryLockReply>,
     ) -> Result<(), Then<TryLockReply>> {
         // WAIT confirms a single grant, so each has a call of its own.
         if self.min_replicas > 0 {
             return Err(then);
         }
-        let operation = Operation::TryLock {
-            lease,
-            subscribed,
-            then,
-        };
+        let operation = Operation::TryLock { lease, then };
         self.batcher
             .ask(thread, self.name(key, LOCK), who, operation);
         Ok(())
@@ -352,7 +338,6 @@ impl Backend for RedisLocks {
         key: &str,
         (owner, nonce): (&str, &str),
         lease: Duration,
-        subscribed: bool,
         limit: Duration,
     ) -> Result<EnterReply, Error> {
         let args = [
@@ -360,11 +345,9 @@ impl Backend for RedisLocks {
             Arg::Text(nonce),
             Arg::Ms(lease + FENCE_TTL),
             Arg::Ms(FENCE_TTL),
-            SUBSCRIBED,
         ];
-        let args = &args[..if subscribed { 5 } else { 4 }];
         let on = (&*self.connection, limit);
-        let answer = self.call(on, &ENTER, (key, LOCK), args, true).await?;
+        let answer = self.call(on, &ENTER, (key, LOCK), &args, true).await?;
         self.understood(key, reply::enter(answer))
     }
 

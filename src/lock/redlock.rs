@@ -15,7 +15,7 @@ use super::{
     Attempts, Core, Error, Kind, LockClient, OwnerReply, ReleaseOptions, Released, RetryStrategy,
     TryLockReply, checked, leased, name_of,
 };
-use crate::{clock::Boottime, logic::trust::half_left};
+use crate::clock::Boottime;
 
 /// A lock that survives the loss of a minority of its nodes. The nodes know nothing of each other; do not use replicas
 /// of one master.
@@ -111,8 +111,8 @@ fn held_for(failed: &Result<TryRedlock, Error>) -> Duration {
     }
 }
 
-/// Of others that hold the lock on some nodes, who lets a majority become free when their time is over, and the last
-/// one has to. None: nodes that do not answer may stay away, so there may be no majority even then.
+/// The holder whose expiry frees a majority, and when that is. None: nodes that do not answer may stay away, so there
+/// may be no majority even then.
 fn in_the_way(
     votes: usize,
     mut held: Vec<(Duration, String)>,
@@ -200,7 +200,7 @@ impl Redlock {
             let asked = async move {
                 let ask = |limit| {
                     core.backend
-                        .try_lock(&share.key, &share.owner, lease, false, limit)
+                        .try_lock(&share.key, &share.owner, lease, limit)
                 };
                 let (answer, _) = core.ask_twice(timeout, ask).await;
                 share.unanswered.store(answer.is_err(), SeqCst);
@@ -294,8 +294,7 @@ impl RedlockGuard {
         self.until().since(Boottime::now())
     }
 
-    /// Renews the lock on all nodes that have it. If too few nodes answer, asks again as `retry` of the first node's
-    /// `[store]` says, as long as the lock is valid.
+    /// Renews the lock on all nodes that have it.
     ///
     /// # Errors
     /// [`Error::Lost`]: the lock is not valid any more. [`Error::NoMajority`]: fewer than a majority confirmed the
@@ -305,31 +304,12 @@ impl RedlockGuard {
     /// If the future is dropped, requests that were sent continue to their answers, so nodes may have prolonged the
     /// lock. This value does not count that: [`RedlockGuard::remaining`] keeps the old validity.
     pub async fn renew(&self) -> Result<(), Error> {
-        let core = &self.lock.nodes[0].core;
-        for nth in 1..=core.retry.attempts {
-            match self.renew_once().await {
-                Err((e, true)) => {
-                    if !self.is_held() {
-                        return Err(e);
-                    }
-                    let pause = core.retry.pause(nth, fastrand::f64());
-                    let half = half_left(self.until(), Boottime::now());
-                    core.thread.sleep(pause.min(half)).await;
-                }
-                out => return out.map_err(|(e, _)| e),
-            }
-        }
-        self.renew_once().await.map_err(|(e, _)| e)
-    }
-
-    /// In an error, true if another attempt may find a majority.
-    async fn renew_once(&self) -> Result<(), (Error, bool)> {
         let sent = Boottime::now();
         let lost = || Error::Lost {
             key: self.key.to_string(),
         };
         if !self.is_held() {
-            return Err((lost(), false));
+            return Err(lost());
         }
         let (lease, timeout) = (self.lease, self.timeout);
         let answers = self
@@ -338,23 +318,21 @@ impl RedlockGuard {
                 core.ask_twice(timeout, ask).await.0
             })
             .await;
-        let (mut votes, mut silent, mut first) = (0, 0, None);
+        let (mut votes, mut first) = (0, None);
         for answer in answers {
             match answer {
                 Ok(OwnerReply::Done) => votes += 1,
                 Ok(OwnerReply::NotOwner(_)) => {}
                 Err(e) => {
-                    silent += usize::from(e.is_transient());
                     first.get_or_insert(e);
                 }
             }
         }
         if votes < self.lock.quorum() {
-            let again = votes + silent >= self.lock.quorum();
-            return Err((self.no_majority(votes, first), again));
+            return Err(self.no_majority(votes, first));
         }
         if !self.is_held() {
-            return Err((lost(), false));
+            return Err(lost());
         }
         let mut until = self.trusted_until.lock();
         *until = (*until).max(valid_until(sent, self.lease));

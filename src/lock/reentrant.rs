@@ -160,7 +160,7 @@ impl ReentrantLock {
         let mut attempts = Attempts::begin();
         let nonce = self.name_of_level();
         loop {
-            match self.enter_once(&nonce, false).await? {
+            match self.enter_once(&nonce).await? {
                 WaiterTry::Acquired { lock, .. } => return Ok(lock),
                 WaiterTry::Held { owner, remaining } => {
                     match retry.pause(&attempts.held_for(remaining)) {
@@ -214,9 +214,9 @@ impl ReentrantLock {
         wait: Duration,
     ) -> Result<WaitOutcome<(TryEnter, IfDropped<impl FnOnce() + Send>), ()>, Error> {
         let this = &self;
-        let ask = |subscribed| async move {
+        let ask = || async move {
             let nonce = this.name_of_level();
-            let (tried, undo_if_dropped) = this.enter_or_undo(&nonce, subscribed).await?;
+            let (tried, undo_if_dropped) = this.enter_or_undo(&nonce).await?;
             Ok(match tried {
                 WaiterTry::Acquired { lock, owner, lease } => WaiterTry::Acquired {
                     lock: (lock, undo_if_dropped),
@@ -238,12 +238,8 @@ impl ReentrantLock {
     }
 
     /// One attempt. If the caller is gone when the answer comes, a level that was acquired is released.
-    async fn enter_once(
-        &self,
-        nonce: &Arc<str>,
-        subscribed: bool,
-    ) -> Result<WaiterTry<TryEnter>, Error> {
-        let (tried, undo_if_dropped) = self.enter_or_undo(nonce, subscribed).await?;
+    async fn enter_once(&self, nonce: &Arc<str>) -> Result<WaiterTry<TryEnter>, Error> {
+        let (tried, undo_if_dropped) = self.enter_or_undo(nonce).await?;
         // From here on the caller has the level.
         undo_if_dropped.disarm();
         Ok(tried)
@@ -253,10 +249,9 @@ impl ReentrantLock {
     async fn enter_or_undo(
         &self,
         nonce: &Arc<str>,
-        subscribed: bool,
     ) -> Result<(WaiterTry<TryEnter>, IfDropped<impl FnOnce() + Send + use<>>), Error> {
         let (this, nonce) = (self.clone(), nonce.clone());
-        let entering = async move { this.enter_here(nonce, subscribed).await };
+        let entering = async move { this.enter_here(nonce).await };
         self.client.core.run(&self.key, entering).await
     }
 
@@ -264,7 +259,6 @@ impl ReentrantLock {
     async fn enter_here(
         self,
         nonce: Arc<str>,
-        subscribed: bool,
     ) -> Result<(WaiterTry<TryEnter>, IfDropped<impl FnOnce() + Send>), Error> {
         let core = &self.client.core;
         let limit = core.backend.patience();
@@ -274,7 +268,7 @@ impl ReentrantLock {
             .with_retries(limit, || {
                 sent.store(Boottime::now().0, Ordering::Relaxed);
                 let who = (&*self.owner, &*nonce);
-                core.backend.enter(&self.key, who, lease, subscribed, limit)
+                core.backend.enter(&self.key, who, lease, limit)
             })
             .await;
         let sent = Boottime(sent.into_inner());

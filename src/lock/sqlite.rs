@@ -312,7 +312,6 @@ impl Backend for SqliteLocks {
         key: &str,
         owner: &str,
         lease: Duration,
-        _subscribed: bool,
         limit: Duration,
     ) -> Result<TryLockReply, Error> {
         let owner = owner.to_owned();
@@ -396,7 +395,6 @@ impl Backend for SqliteLocks {
         key: &str,
         (owner, nonce): (&str, &str),
         lease: Duration,
-        _subscribed: bool,
         limit: Duration,
     ) -> Result<EnterReply, Error> {
         let (owner, nonce) = (owner.to_owned(), nonce.to_owned());
@@ -555,7 +553,7 @@ mod tests {
 
     /// Enters a level; None: that level is over.
     async fn enter(locks: &SqliteLocks, name: &str) -> Option<u32> {
-        match locks.enter("k", ("a", name), LEASE, false, PATIENCE).await {
+        match locks.enter("k", ("a", name), LEASE, PATIENCE).await {
             Ok(EnterReply::Acquired(_, levels)) => Some(levels),
             Ok(EnterReply::Stale) => None,
             _ => panic!("nobody else has it"),
@@ -629,7 +627,7 @@ mod tests {
     #[tokio::test]
     async fn a_release_that_is_asked_for_again_is_one_and_keeps_what_it_kept() {
         let (_dir, locks) = locks();
-        let acquired = locks.try_lock("k", "a", LEASE, false, PATIENCE).await;
+        let acquired = locks.try_lock("k", "a", LEASE, PATIENCE).await;
         assert!(matches!(acquired, Ok(TryLockReply::Acquired(_))));
         for keep_for in [LEASE, Duration::ZERO] {
             let options = ReleaseOptions {
@@ -654,7 +652,7 @@ mod tests {
         };
         let store = SqliteStore::open_with_clock(&dir.path().join("locks.db"), clock).unwrap();
         let locks = SqliteLocks::new(store, "soloist", "id", Arc::default());
-        let take = async |owner| match locks.try_lock("k", owner, LEASE, false, PATIENCE).await {
+        let take = async |owner| match locks.try_lock("k", owner, LEASE, PATIENCE).await {
             Ok(TryLockReply::Acquired(FencingToken(token))) => Some(token),
             Ok(TryLockReply::Stale) => None,
             other => panic!("{other:?}"),
@@ -681,7 +679,7 @@ mod tests {
             assert_eq!(freed.await.unwrap(), theirs);
         }
         // The other kind of lock has a row of its own kind.
-        let entered = locks.enter("k", ("b", "1"), LEASE, false, PATIENCE).await;
+        let entered = locks.enter("k", ("b", "1"), LEASE, PATIENCE).await;
         assert!(matches!(entered, Err(Error::WrongType { .. })));
         let renewed = locks.renew("k", "b", Kind::Reentrant, LEASE, PATIENCE);
         assert!(matches!(renewed.await, Err(Error::WrongType { .. })));
@@ -722,7 +720,7 @@ mod tests {
         }
         let me = format!("host#{}.1", core.id);
         let backend = &core.backend;
-        let taken = backend.try_lock("k", &me, LEASE, true, PATIENCE).await;
+        let taken = backend.try_lock("k", &me, LEASE, PATIENCE).await;
         assert!(matches!(taken, Ok(TryLockReply::Acquired(_))));
         let freed = backend.release("k", &me, ReleaseOptions::default(), PATIENCE);
         assert_eq!(freed.await.unwrap(), OwnerReply::Done);

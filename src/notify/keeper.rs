@@ -29,6 +29,7 @@ use crate::{
     clock::Boottime,
     config::{Channel, Config, Job},
     failpoint,
+    health::Told,
     logic::{
         backoff,
         claim::State,
@@ -40,9 +41,7 @@ use crate::{
     },
     model::JobName,
     store::{self, Asking, Changed, Reply},
-    view,
-    vitals::Told,
-    words,
+    view, words,
 };
 
 /// The names of the notes of messages begin so.
@@ -127,7 +126,7 @@ impl Keeper {
         let now = Boottime::now();
         let (results, sent) = mpsc::unbounded_channel();
         let config = parts.config.borrow().clone();
-        parts.vitals.figures.channels(config.channels.keys());
+        parts.health.figures.channels(config.channels.keys());
         Self {
             parts,
             asking,
@@ -173,7 +172,7 @@ impl Keeper {
                     // The daemon is gone.
                     let Ok(()) = seen else { return };
                     self.config = self.parts.config.borrow_and_update().clone();
-                    let figures = &self.parts.vitals.figures;
+                    let figures = &self.parts.health.figures;
                     figures.channels(self.config.channels.keys());
                     self.lacks_less();
                     self.all();
@@ -539,7 +538,7 @@ impl Keeper {
                 ..
             } = g;
             error!(%channel, id = %id, tries, why, "gave a message up");
-            let figures = &self.parts.vitals.figures;
+            let figures = &self.parts.health.figures;
             figures.notification(&channel, Told::GivenUp);
         }
         true
@@ -751,7 +750,7 @@ impl Keeper {
             false => lacking.clone(),
         };
         let mut changes = Changes::default();
-        let figures = &self.parts.vitals.figures;
+        let figures = &self.parts.health.figures;
         match sent.result {
             Ok(said) | Err(Undelivered { why: said, .. }) if delivered => {
                 failpoint::here("notify_sent");

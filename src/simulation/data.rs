@@ -44,17 +44,6 @@ enum Kept {
     Set(BTreeSet<Vec<u8>>),
 }
 
-impl Kept {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Text(text) => text.len(),
-            Self::Hash(all) => all.iter().map(|(n, v)| n.len() + v.len()).sum(),
-            Self::List(all) => all.iter().map(Vec::len).sum(),
-            Self::Set(all) => all.iter().map(Vec::len).sum(),
-        }
-    }
-}
-
 #[derive(Debug, Clone, Default)]
 pub(super) struct Data {
     keys: BTreeMap<Vec<u8>, (Kept, Option<i64>)>,
@@ -248,16 +237,7 @@ impl Data {
                 let all = self.hash(key)?.iter();
                 Answer::List(all.flat_map(|(n, v)| [bulk(n), bulk(v)]).collect())
             }
-            (b"HSCAN", [key, ..]) => {
-                let all = self.hash(key)?.iter();
-                let all = all.flat_map(|(n, v)| [bulk(n), bulk(v)]).collect();
-                Answer::List(vec![bulk(b"0"), Answer::List(all)])
-            }
             (b"HLEN", [key]) => Answer::Int(self.hash(key)?.len() as i64),
-            (b"MEMORY", [_, key, ..]) => match self.get(key) {
-                Some(kept) => Answer::Int(kept.bytes() as i64),
-                None => Answer::Nil,
-            },
             (b"HINCRBY", [key, name, by]) => {
                 let all = self.hash(key)?;
                 let by = int(by).unwrap_or(0);

@@ -564,7 +564,7 @@ impl Fleet {
                 broken.push(format!("{name} starts while run {run} is alive"));
             }
             let token = (r.occurrence.0, r.attempt);
-            // An attempt that is repeated after a loss may come after a newer occurrence (docs/faults.md).
+            // An attempt that is repeated after a loss may come after a newer occurrence (docs/guarantees.md).
             let repeated = r.attempt > 1 && lost || forgotten;
             // Nor does one that ran early count after somebody has rewound the job (docs/guarantees.md).
             let back = rewound.get(&*job).is_some_and(|at| *at <= s.world);

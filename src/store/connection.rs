@@ -2,7 +2,6 @@
 //!
 //! A connection that failed is marked and never used again. The caller whose request failed repeats the request.
 
-mod bounded;
 mod stream;
 
 #[cfg(feature = "daemon")]
@@ -22,12 +21,7 @@ use redis::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-#[cfg(all(feature = "daemon", any(test, fuzzing)))]
-pub(crate) use self::bounded::ended;
-use self::{
-    bounded::{Bounded, Limit},
-    stream::{Certificates, Stream},
-};
+use self::stream::{Certificates, Ended, Stream};
 use super::Error;
 use crate::config;
 #[cfg(feature = "daemon")]
@@ -72,7 +66,7 @@ pub fn install_crypto() {
 }
 
 /// Where connections lead to, and whether one was astray at the last look at the host's name.
-type Peers = (Vec<(IpAddr, Limit)>, bool);
+type Peers = (Vec<(IpAddr, Ended)>, bool);
 
 #[derive(Clone)]
 pub(crate) struct Client {
@@ -143,7 +137,7 @@ impl Client {
         })
     }
 
-    /// Uses a client that the caller made, with its settings for connecting. Its replies are not bounded.
+    /// Uses a client that the caller made, with its settings for connecting.
     pub(crate) fn over(client: redis::Client, timeout: Duration) -> Self {
         let info = client.get_connection_info();
         let settings = info.redis_settings();
@@ -179,8 +173,8 @@ impl Client {
             reason = format!("{meaning} ({reason})");
         }
         let passing = is_lost(e) || known.is_some_and(|(_, passes, _)| *passes);
-        // Another program wrote a value of another type under one of soloist's keys, or too much.
-        if reason.contains("WRONGTYPE") || code == Some("TOOLARGE") {
+        // Another program wrote a value of another type under one of soloist's keys.
+        if reason.contains("WRONGTYPE") {
             Error::Corrupt { address, reason }
         } else if passing {
             Error::Unreachable { address, reason }
@@ -235,11 +229,10 @@ impl Client {
         }
     }
 
-    /// A connection for subscriptions, without a time limit. It receives hints, which are small: each may cost no more
-    /// than a reply to the login.
+    /// A connection for subscriptions, without a time limit.
     pub(crate) async fn subscription(&self) -> Result<redis::aio::PubSub, RedisError> {
         match self.stream().await? {
-            Some((stream, _)) => {
+            Some(stream) => {
                 let settings = self.client.get_connection_info().redis_settings();
                 redis::aio::PubSub::new(settings, stream).await
             }
@@ -260,7 +253,7 @@ impl Client {
 
     async fn login(&self) -> Result<(MultiplexedConnection, Driver), RedisError> {
         let config = self.config();
-        let Some((stream, limit)) = self.stream().await? else {
+        let Some(stream) = self.stream().await? else {
             let made = self
                 .client
                 .get_multiplexed_async_connection_with_config(&config);
@@ -269,27 +262,27 @@ impl Client {
         let settings = self.client.get_connection_info().redis_settings();
         let made = MultiplexedConnection::new_with_config(settings, stream, config);
         let (inner, driver) = made.await?;
-        limit.logged_in();
         let driver = AbortOnDropHandle::new(tokio::spawn(driver));
         Ok((inner, Some(Arc::new(driver))))
     }
 
     /// None: the caller's client makes its own.
-    async fn stream(&self) -> Result<Option<(Bounded<Stream>, Limit)>, RedisError> {
+    async fn stream(&self) -> Result<Option<Stream>, RedisError> {
         #[cfg(all(test, feature = "daemon"))]
         if let Some(stream) = crate::simulation::connect() {
-            return Ok(Some(Bounded::new(Box::pin(stream?))));
+            return Ok(Some(Stream::new(Box::pin(stream?)).0));
         }
         let Some(tls) = &self.certificates else {
             return Ok(None);
         };
         let mut peer = None;
         let info = self.client.get_connection_info();
-        let (stream, limit) = Bounded::new(stream::open(info, tls, &mut peer, self.timeout).await?);
+        let stream = stream::open(info, tls, &mut peer, self.timeout).await?;
+        let (stream, ended) = Stream::new(stream);
         let peers = &mut self.peers.lock().0;
-        peers.retain(|(_, limit)| limit.is_used());
-        peers.extend(peer.map(|peer| (peer, limit.clone())));
-        Ok(Some((stream, limit)))
+        peers.retain(|(_, ended)| ended.is_used());
+        peers.extend(peer.map(|peer| (peer, ended)));
+        Ok(Some(stream))
     }
 
     /// Says so if the host's name means other addresses now than those that connections lead to. Once a second look has
@@ -308,10 +301,10 @@ impl Client {
             _ => BTreeSet::new(),
         };
         let (all, astray) = &mut *self.peers.lock();
-        all.retain(|(_, limit)| limit.is_used());
+        all.retain(|(_, ended)| ended.is_used());
         let peers = all.iter().map(|(peer, _)| *peer).collect();
         if moved::look(astray, &answers, &peers)? {
-            all.iter().for_each(|(_, limit)| limit.end());
+            all.iter().for_each(|(_, ended)| ended.end());
         }
         let text = format!("{name} now means {answers:?}, this instance is connected to {peers:?}");
         Some(text.replace(['{', '}'], ""))

@@ -38,23 +38,6 @@ pub const OUTPUT_AT_ONCE: usize = 128 << 10;
 /// The most bytes of one job's state, which has room for ten thousand keys of triggers. soloist did not write a larger
 /// one, and does not read it.
 pub const STATE_MOST: usize = 16 << 20;
-/// The most bytes of one record or decision, which has room for an error message. soloist did not write a larger one,
-/// and does not read it.
-pub const LINE_MOST: usize = 64 << 10;
-/// The most bytes that one instance reports about itself.
-pub const INSTANCE_MOST: usize = 4 << 20;
-/// The most bytes that all instances report about themselves, with their names.
-pub const FLEET_MOST: usize = 32 << 20;
-/// The most names of jobs that a store lists.
-pub const JOBS_MOST: usize = 100_000;
-/// The most bytes of the name of a job or of an incarnation. soloist did not write a longer one, and does not read it.
-pub const NAME_MOST: usize = 1000;
-/// The most notes that a store reads: one for each job, and the messages that wait.
-pub const NOTES_MOST: usize = 120_000;
-/// The most bytes of all notes, with their names: those of a hundred thousand jobs, and of the messages that wait.
-pub const NOTES_BYTES_MOST: usize = 256 << 20;
-/// So many bytes of notes, and some more, come in one answer.
-pub const NOTES_AT_ONCE: usize = 4 << 20;
 /// The most bytes of one run's output that soloist puts together in memory.
 pub const OUTPUT_MOST: usize = 64 << 20;
 /// The highest number of a byte of output: every store can count exactly up to here (Lua's numbers end at 2^53).

@@ -13,12 +13,9 @@ pub(crate) mod reply;
 mod script;
 pub(crate) mod state;
 
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+use std::sync::{
+    Arc, OnceLock,
+    atomic::{AtomicBool, Ordering},
 };
 
 use async_trait::async_trait;
@@ -330,18 +327,16 @@ impl RedisStore {
         Ok(reply.map(|_| answers))
     }
 
-    /// Reads the states of the first of these jobs: of [`BATCH`], or of fewer if their states are large.
+    /// Reads the states of at most [`BATCH`] jobs.
     async fn observe_some(&self, jobs: &[JobName]) -> Result<Reply<Vec<state::Fields>>, Error> {
-        let jobs = &jobs[..jobs.len().min(BATCH)];
         let keys: Vec<String> = jobs.iter().map(|j| self.key(j, "state")).collect();
-        let most = [Arg::Int(super::STATE_MOST as i64)];
-        let reply = self.run(&self.pool, &OBSERVE, &keys, &most, false).await?;
+        let reply = self.run(&self.pool, &OBSERVE, &keys, &[], false).await?;
         let fields = reply
             .value
             .iter()
             .map(|v| self.understood(reply::fields(v)))
             .collect::<Result<Vec<_>, _>>()?;
-        if fields.len() > jobs.len() || fields.len() < jobs.len().min(1) {
+        if fields.len() != jobs.len() {
             return Err(self.corrupt("the number of states is not that of jobs"));
         }
         Ok(reply.map(|_| fields))
@@ -381,7 +376,7 @@ impl RedisStore {
         most: usize,
     ) -> Result<Vec<T>, Error> {
         let keys = [self.key(job, key)];
-        let args = [Arg::Int(most as i64), Arg::Int(super::LINE_MOST as i64)];
+        let args = [Arg::Int(most as i64)];
         let reply = self.run(&self.pool, &LINES, &keys, &args, false).await?;
         let lines = reply.value.iter().map(reply::line);
         Ok(super::readable(what, job, lines))
@@ -610,12 +605,10 @@ impl Store for RedisStore {
         &self,
         jobs: &[Register],
     ) -> Result<Reply<Vec<(Registration, Option<State>)>>, Error> {
-        let (mut parts, mut left) = (vec![], jobs);
-        while !left.is_empty() {
-            let names = left.iter().take(BATCH).map(|r| r.job.clone());
+        let mut parts = vec![];
+        for chunk in jobs.chunks(BATCH) {
+            let names = chunk.iter().map(|r| r.job.clone());
             let read = self.observe_some(&names.collect::<Vec<_>>()).await?;
-            let chunk;
-            (chunk, left) = left.split_at(read.value.len());
             if self.in_doubt(&read) {
                 let none = chunk.iter().map(|_| (Registration::Quarantined, None));
                 let value = none.collect();
@@ -692,11 +685,9 @@ impl Store for RedisStore {
     }
 
     async fn observe(&self, jobs: &[JobName]) -> Result<Reply<Vec<Option<State>>>, Error> {
-        let (mut parts, mut left) = (vec![], jobs);
-        while !left.is_empty() {
-            let reply = self.observe_some(left).await?;
-            let chunk;
-            (chunk, left) = left.split_at(reply.value.len());
+        let mut parts = vec![];
+        for chunk in jobs.chunks(BATCH) {
+            let reply = self.observe_some(chunk).await?;
             let states = reply
                 .value
                 .iter()
@@ -765,29 +756,10 @@ impl Store for RedisStore {
 
     async fn notices(&self, all: bool) -> Result<Reply<Notices>, Error> {
         let keys = [self.global("notices")];
-        let mut cursor = if all { "0" } else { "" }.to_owned();
-        let (mut notes, mut bytes) = (BTreeMap::new(), 0);
-        loop {
-            let args = [Arg::String(cursor)];
-            let reply = self.run(&self.pool, &NOTICES, &keys, &args, false).await?;
-            let (part, next) = self.understood(reply::notices(&reply.value))?;
-            let sizes = part
-                .notes
-                .iter()
-                .map(|(name, note)| name.len() + note.len());
-            bytes += sizes.sum::<usize>();
-            notes.extend(part.notes);
-            if next.is_empty() || next == "0" {
-                let lease = part.lease;
-                return Ok(reply.map(|_| Notices { lease, notes }));
-            }
-            // They may have grown since the first part.
-            if bytes > super::NOTES_BYTES_MOST {
-                let most = super::NOTES_BYTES_MOST;
-                return self.understood(Err(format!("more than {most} bytes of notes")));
-            }
-            cursor = next;
-        }
+        let args = [Arg::Str(if all { "1" } else { "" })];
+        let reply = self.run(&self.pool, &NOTICES, &keys, &args, false).await?;
+        let notices = self.understood(reply::notices(&reply.value))?;
+        Ok(reply.map(|_| notices))
     }
 
     async fn note(&self, write: &Write) -> Result<Reply<Written>, Error> {

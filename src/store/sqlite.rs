@@ -35,9 +35,8 @@ use self::{
     threads::{Finish, Hints, ReaderTask, Work, read, write},
 };
 use super::{
-    Around, Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, JOBS_MOST,
-    LINE_MOST, NAME_MOST, Notices, Output, Reply, Store, Tail, fill, output::Extent, readable,
-    tidy,
+    Around, Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, Notices,
+    Output, Reply, Store, Tail, fill, output::Extent, readable, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -576,17 +575,8 @@ impl Store for SqliteStore {
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {
         let all = self
             .read(|db| {
-                let mut jobs =
-                    db.prepare_cached("SELECT job FROM jobs WHERE length(job) <= ?1 LIMIT ?2")?;
-                let names = names(jobs.query(params![NAME_MOST as i64, JOBS_MOST as i64 + 1])?)?;
-                if names.len() > JOBS_MOST {
-                    let reason = format!(
-                        "the table jobs has more than {JOBS_MOST} rows, more than soloist reads; delete what another \
-                         program wrote to it"
-                    );
-                    return Err(Fault::Data(reason));
-                }
-                Ok(names)
+                let mut jobs = db.prepare_cached("SELECT job FROM jobs")?;
+                names(jobs.query([])?)
             })
             .await?;
         Ok(all.value.iter().map(|name| JobName::new(name)).collect())
@@ -714,14 +704,10 @@ impl Store for SqliteStore {
         let job = job.clone();
         self.read(move |db| {
             let mut rows = db.prepare_cached(
-                "SELECT decision FROM decisions WHERE job = ?1 AND octet_length(decision) <= ?2 \
-                     ORDER BY id DESC LIMIT ?3",
+                "SELECT decision FROM decisions WHERE job = ?1 ORDER BY id DESC LIMIT ?2",
             )?;
             let lines: Vec<String> = rows
-                .query_map(
-                    params![job.as_str(), LINE_MOST as i64, DECISIONS_KEPT as i64],
-                    |r| r.get(0),
-                )?
+                .query_map(params![job.as_str(), DECISIONS_KEPT as i64], |r| r.get(0))?
                 .collect::<Result<_, _>>()?;
             Ok(readable(
                 "decisions",
@@ -743,14 +729,11 @@ impl Store for SqliteStore {
         let job = job.clone();
         self.read(move |db| {
             let mut rows = db.prepare_cached(
-                "SELECT record FROM history WHERE job = ?1 AND octet_length(record) <= ?2 \
-                     ORDER BY id DESC LIMIT ?3",
+                "SELECT record FROM history WHERE job = ?1 ORDER BY id DESC LIMIT ?2",
             )?;
             let mut read = |most: usize| -> Result<Vec<RunRecord>, Fault> {
                 let lines: Vec<String> = rows
-                    .query_map(params![job.as_str(), LINE_MOST as i64, most as i64], |r| {
-                        r.get(0)
-                    })?
+                    .query_map(params![job.as_str(), most as i64], |r| r.get(0))?
                     .collect::<Result<_, _>>()?;
                 let records = lines.iter().map(|l| serde_json::from_str(l));
                 Ok(tidy(readable("records of runs", &job, records), n))

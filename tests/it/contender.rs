@@ -319,7 +319,7 @@ impl Node {
                 max_parallel: s.max_parallel,
                 journal,
                 plans,
-                vitals: std::sync::Arc::default(),
+                health: std::sync::Arc::default(),
                 last_will: None,
                 stop: stop.clone(),
                 tasks: TaskTracker::new(),
@@ -381,6 +381,25 @@ impl Node {
         })
     }
 
+    /// Its runs last until they are ended.
+    fn lasting(name: &str, store: &Arc<MemoryStore>, started: &Arc<Started>) -> Self {
+        Self::new(Setup {
+            name,
+            line: Line::new(store.clone()),
+            started: started.clone(),
+            max_parallel: None,
+            lasts: Lasts::ForEver,
+        })
+    }
+
+    /// Waits until so many claims were sent.
+    async fn asked(&self, claims: usize) {
+        until("it was asked for", || {
+            (self.line.claims.load(Ordering::SeqCst) >= claims).then_some(())
+        })
+        .await;
+    }
+
     /// Has the job, and may claim it.
     async fn with(&self, job: &Arc<Job>) {
         self.contender.set_job(job.clone());
@@ -427,6 +446,12 @@ impl Node {
         .await;
         settle(&self.contender, g, outcome, next_attempt).await;
     }
+}
+
+fn alone() -> (Arc<MemoryStore>, Arc<Started>, Node) {
+    let (store, started) = (Arc::new(MemoryStore::new()), Arc::new(Started::default()));
+    let node = Node::simple("a", &store, &started);
+    (store, started, node)
 }
 
 fn due(job: &Job, at: i64) -> Due {
@@ -630,27 +655,6 @@ async fn a_thousand_wake_ups_are_one_command() {
     assert_eq!(node.line.claims.load(Ordering::SeqCst), 1);
     let calls: String = server.command(&["INFO", "commandstats"]);
     assert!(calls.contains("evalsha"), "{calls}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_electors_get_one_grant() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let job = job("");
-    let names: Vec<String> = (0..100).map(|i| format!("n{i}")).collect();
-    let mut nodes = vec![];
-    for name in &names {
-        nodes.push(Node::simple(name, &store, &started));
-    }
-    for n in &nodes {
-        n.with(&job).await;
-    }
-    let at = now(&store, -100);
-    let all = nodes.iter().map(|n| n.contest(&job, at));
-    let ends = futures_util::future::join_all(all).await;
-    let won = |c: &&ContestEnd| matches!(c, ContestEnd::Won(_));
-    assert_eq!(ends.iter().filter(won).count(), 1);
-    assert_eq!(started.of(at).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -951,9 +955,7 @@ fn each_once(all: &[(i64, Outcome)], due: &[i64]) {
 async fn what_piles_up_in_an_outage_is_caught_up_by_policy() {
     use Outcome::{Missed, Succeeded};
     for (policy, run) in [("latest", 1), ("all", 5), ("none", 0)] {
-        let store = Arc::new(MemoryStore::new());
-        let started = Arc::new(Started::default());
-        let node = Node::simple("a", &store, &started);
+        let (store, started, node) = alone();
         // With `all` each waits for the run before it, so that none overlaps.
         let overlap = if policy == "all" { "queue" } else { "skip" };
         let job = job(&format!(
@@ -989,9 +991,7 @@ async fn what_piles_up_in_an_outage_is_caught_up_by_policy() {
 #[tokio::test]
 async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
     for policy in ["all", "latest"] {
-        let store = Arc::new(MemoryStore::new());
-        let started = Arc::new(Started::default());
-        let node = Node::simple("a", &store, &started);
+        let (store, started, node) = alone();
         let overlap = if policy == "all" { "queue" } else { "skip" };
         let job = job(&format!(
             "catch_up = \"{policy}\"\nstart_within = \"10m\"\noverlap = \"{overlap}\""
@@ -1000,10 +1000,7 @@ async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
         let base = now(&store, -20_000);
         node.line.lost_replies.store(100, Ordering::SeqCst);
         node.due(&job, base);
-        until("its reply is lost more than once", || {
-            (node.line.claims.load(Ordering::SeqCst) > 3).then_some(())
-        })
-        .await;
+        node.asked(4).await;
         node.due(&job, base + 5_000);
         node.due(&job, base + 10_000);
         node.line.lost_replies.store(0, Ordering::SeqCst);
@@ -1024,13 +1021,7 @@ async fn a_grant_whose_reply_was_lost_is_not_given_up_for_a_newer_one() {
 async fn trust_counts_from_when_the_claim_left() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
-    let node = Node::new(Setup {
-        name: "a",
-        line: Line::new(store.clone()),
-        started: started.clone(),
-        max_parallel: None,
-        lasts: Lasts::ForEver,
-    });
+    let node = Node::lasting("a", &store, &started);
     let job = job("overlap = \"allow\"");
     node.with(&job).await;
     let sent = async |at: i64, gate: &AtomicBool| {
@@ -1062,9 +1053,7 @@ async fn trust_counts_from_when_the_claim_left() {
 /// A claim is sent once, and again as often as `store.retry` says; then other instances may decide.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_asked_again_as_often_as_configured() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, _, node) = alone();
     let job = job("");
     node.with(&job).await;
     let asked = || node.line.claims.load(Ordering::SeqCst);
@@ -1098,13 +1087,7 @@ async fn no_more_is_claimed_than_can_be_started_in_time() {
     let lowered = first * 2 / 3;
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
-    let node = Node::new(Setup {
-        name: "a",
-        line: Line::new(store.clone()),
-        started: started.clone(),
-        max_parallel: None,
-        lasts: Lasts::ForEver,
-    });
+    let node = Node::lasting("a", &store, &started);
     let jobs: Vec<_> = (0..4 * first)
         .map(|i| named(&format!("j{i}"), ""))
         .collect();
@@ -1158,18 +1141,13 @@ async fn no_more_is_claimed_than_can_be_started_in_time() {
 /// A reply that comes after the last moment for a start starts nothing, and the occurrence is recorded.
 #[tokio::test]
 async fn a_grant_that_is_known_of_too_late_starts_nothing() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, started, node) = alone();
     let job = job("start_within = \"20s\"");
     node.with(&job).await;
     let at = now(&store, -1_000);
     node.line.lost_replies.store(100, Ordering::SeqCst);
     node.due(&job, at);
-    until("its reply is lost", || {
-        (node.line.claims.load(Ordering::SeqCst) > 0).then_some(())
-    })
-    .await;
+    node.asked(1).await;
     store.shift(60_000);
     node.line.lost_replies.store(0, Ordering::SeqCst);
     let all = recorded(&*store, &job.name, 1).await;
@@ -1328,9 +1306,7 @@ async fn of_the_trigger(store: &MemoryStore, job: &Job) -> Outcome {
 
 #[tokio::test]
 async fn a_trigger_waits_for_the_stores_clock_without_haste_and_ends() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, started, node) = alone();
     let job = job("start_within = \"3s\"");
     node.with(&job).await;
     behind_what_is_decided(&node, &store, &job, 3_600_000).await;
@@ -1376,18 +1352,13 @@ async fn while_the_stores_clock_is_in_doubt_no_registration_is_asked_for() {
 
 #[tokio::test]
 async fn a_trigger_runs_when_the_stores_clock_has_room_for_it() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, started, node) = alone();
     let job = job("start_within = \"10m\"");
     node.with(&job).await;
     behind_what_is_decided(&node, &store, &job, 60_000).await;
     let put = Control::Trigger { key: "k".into() };
     store.control(&job.name, &put).await.unwrap();
-    until("it is asked for in vain", || {
-        (node.line.claims.load(Ordering::SeqCst) >= 3).then_some(())
-    })
-    .await;
+    node.asked(3).await;
     store.shift(61_000);
     let all = recorded(&*store, &job.name, 2).await;
     assert!(
@@ -1500,9 +1471,7 @@ async fn waiting_for_a_slot_ends_with_a_record_or_a_drain() {
 /// over.
 #[tokio::test]
 async fn what_a_drain_left_over_is_caught_up_after_it() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, started, node) = alone();
     let every = 60_000;
     let job = job("schedule = \"@every 60s\"");
     node.with(&job).await;
@@ -1812,13 +1781,7 @@ async fn what_waits_for_its_turn_is_recorded_when_its_job_is_removed() {
 async fn what_is_due_between_the_end_of_a_run_and_its_settlement_is_not_skipped() {
     let store = Arc::new(MemoryStore::new());
     let started = Arc::new(Started::default());
-    let node = Node::new(Setup {
-        name: "a",
-        line: Line::new(store.clone()),
-        started: started.clone(),
-        max_parallel: None,
-        lasts: Lasts::ForEver,
-    });
+    let node = Node::lasting("a", &store, &started);
     let job = job("");
     node.with(&job).await;
     let first = now(&store, -1000);
@@ -1860,9 +1823,7 @@ async fn another_jitter_is_planned_anew() {
 /// A key of another type under one job.
 #[tokio::test]
 async fn a_job_that_the_store_refuses_takes_no_other_down() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, started, node) = alone();
     let jobs: Vec<_> = (0..5).map(|i| named(&format!("j{i}"), "")).collect();
     let bad = &jobs[2];
     node.line.refused.lock().unwrap().insert(bad.name.clone());
@@ -1889,18 +1850,10 @@ async fn a_job_that_the_store_refuses_takes_no_other_down() {
 /// A holder is dead, and one of the jobs that are looked at cannot be read.
 #[tokio::test]
 async fn a_dead_holder_is_found_although_another_job_cannot_be_read() {
-    let store = Arc::new(MemoryStore::new());
-    let started = Arc::new(Started::default());
-    let node = Node::simple("a", &store, &started);
+    let (store, started, node) = alone();
     let quick = "lease = \"500ms\"\non_crash = \"rerun\"\nmax_attempts = 3";
     let jobs = [named("bad", quick), named("good", quick)];
-    let dead = Node::new(Setup {
-        name: "dead",
-        line: Line::new(store.clone()),
-        started: started.clone(),
-        max_parallel: None,
-        lasts: Lasts::ForEver,
-    });
+    let dead = Node::lasting("dead", &store, &started);
     let at = now(&store, -100);
     for j in &jobs {
         dead.with(j).await;

@@ -2028,20 +2028,6 @@ async fn a_running_that_is_dropped_is_ended_and_settled_by_its_guard() {
     assert_eq!(tree.handed_over().end.outcome, Outcome::Crashed);
 }
 
-#[test]
-fn a_killed_guard_takes_the_command_with_it_even_if_no_daemon_can_act() {
-    // Without a cgroup, by which a daemon of another test could find it and end it.
-    let mut guard = RawGuard::start(&Spec {
-        walk_only: true,
-        ..spec(&["sleep", "1000"])
-    });
-    let command = ("command", started(guard.report()));
-    let command = (command.0, command.1, stat(command.1).expect("alive").1);
-    guard.child.kill().expect("killed");
-    guard.child.wait().expect("reaped");
-    until("the command is dead", || alive(&[command]).is_empty());
-}
-
 /// True: the process runs no more; its zombie may still be there.
 fn wait_for_the_last_thread(pid: i32) {
     until("its last thread is gone", || {
@@ -2560,7 +2546,6 @@ fn what_is_for_the_daemon_alone_is_not_inherited() {
         .env("BAGGAGE", "user=ann")
         .env("OTEL_SERVICE_NAME", "nightly")
         .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=hunter2")
-        .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=hunter2")
         .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
         .env("KEPT", "yes");
     let text = output_of_guard(command, &spec(&["env"]));

@@ -21,7 +21,7 @@ use soloist::{
             Answer, Claim, Control, Controlled, Event, OnCrash, Overlap, Register, Registration,
             Renew, Renewal, Settle, Settlement, State, Target,
         },
-        waits::Waits,
+        delays::Delays,
     },
     model::{InstanceId, JobName, Marks, Occurrence, Outcome, RunId, RunRecord, Trigger},
     runner::Runner,
@@ -234,7 +234,7 @@ impl Node {
                 max_parallel: None,
                 journal,
                 plans,
-                vitals: std::sync::Arc::default(),
+                health: std::sync::Arc::default(),
                 last_will: None,
                 stop: CancellationToken::new(),
                 tasks: TaskTracker::new(),
@@ -302,7 +302,7 @@ impl Node {
             in_will: None,
             too_late: None,
             slot: None,
-            waits: Waits::default(),
+            waits: Delays::default(),
             won: reply.received,
         }
     }

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::Recent;
 use crate::{
     model::{InstanceId, Outcome, RunId, Trigger},
-    view::{Time, civil},
+    view::Time,
 };
 
 const TRIGGERS: [Trigger; 5] = [
@@ -61,20 +61,6 @@ impl Recents {
         }
     }
 
-    /// Writes what `Serialize` does, but no more than the first `most` runs, and in a fraction of the time: serde_json
-    /// looks for characters to escape in each key and in texts that have none.
-    pub(super) fn write(&self, out: &mut Vec<u8>, most: usize) -> serde_json::Result<()> {
-        out.push(b'[');
-        for (n, run) in self.iter().take(most).enumerate() {
-            if n > 0 {
-                out.push(b',');
-            }
-            write(out, &run)?;
-        }
-        out.push(b']');
-        Ok(())
-    }
-
     pub(in crate::http) fn iter(&self) -> impl Iterator<Item = Recent> {
         let (mut rest, mut before) = (&self.packed[..], 0);
         std::iter::from_fn(move || {
@@ -89,80 +75,6 @@ impl Serialize for Recents {
     fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
         s.collect_seq(self.iter())
     }
-}
-
-fn write(out: &mut Vec<u8>, run: &Recent) -> serde_json::Result<()> {
-    let Recent {
-        run_id,
-        occurrence,
-        attempt,
-        trigger,
-        outcome,
-        exit_code,
-        started_at,
-        duration_ms,
-        finished_at: _,
-        lateness_ms,
-        instance,
-        count,
-    } = run;
-    fixed(out, r#"{"run_id":"#);
-    match run_id {
-        Some(id) => plain(out, id.0.hyphenated().encode_lower(&mut [0; 36]).as_bytes()),
-        None => fixed(out, "null"),
-    }
-    fixed(out, r#","occurrence":"#);
-    time(out, *occurrence)?;
-    field(out, r#","attempt":"#, attempt)?;
-    fixed(out, r#","trigger":"#);
-    plain(out, trigger.as_str().as_bytes());
-    fixed(out, r#","outcome":"#);
-    plain(out, outcome.as_str().as_bytes());
-    field(out, r#","exit_code":"#, exit_code)?;
-    fixed(out, r#","started_at":"#);
-    match started_at {
-        Some(t) => time(out, *t)?,
-        None => fixed(out, "null"),
-    }
-    field(out, r#","duration_ms":"#, duration_ms)?;
-    field(out, r#","lateness_ms":"#, lateness_ms)?;
-    field(out, r#","instance":"#, instance)?;
-    if *count != 1 {
-        field(out, r#","count":"#, count)?;
-    }
-    out.push(b'}');
-    Ok(())
-}
-
-/// What is always the same, so that it is copied in a few instructions.
-#[inline(always)]
-fn fixed(out: &mut Vec<u8>, text: &'static str) {
-    out.extend_from_slice(text.as_bytes());
-}
-
-/// A text without characters to escape.
-fn plain(out: &mut Vec<u8>, text: &[u8]) {
-    out.push(b'"');
-    out.extend_from_slice(text);
-    out.push(b'"');
-}
-
-fn time(out: &mut Vec<u8>, t: Time) -> serde_json::Result<()> {
-    match civil(t.0) {
-        Some(text) => plain(out, &text),
-        None => serde_json::to_writer(out, &t)?,
-    }
-    Ok(())
-}
-
-/// A value, after what is before it.
-pub(super) fn field<T: Serialize>(
-    out: &mut Vec<u8>,
-    key: &str,
-    value: &T,
-) -> serde_json::Result<()> {
-    out.extend_from_slice(key.as_bytes());
-    serde_json::to_writer(out, value)
 }
 
 /// `before`: the occurrence of the run before it. `name`: the place of its instance's name.
@@ -350,22 +262,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_packed_comes_out_as_it_was(
-            runs in proptest::collection::vec(a_run(), 0..30),
-            most in 0..30_usize,
-        ) {
+        fn what_is_packed_comes_out_as_it_was(runs in proptest::collection::vec(a_run(), 0..30)) {
             let packed = Recents::of(&runs);
-            prop_assert_eq!(packed.iter().collect::<Vec<_>>(), runs.clone());
-            let written = |most| {
-                let mut written = vec![];
-                packed.write(&mut written, most).expect("JSON");
-                written
-            };
-            for all in [serde_json::to_vec(&packed), serde_json::to_vec(&runs)] {
-                prop_assert_eq!(written(usize::MAX), all.expect("JSON"));
-            }
-            let first = &runs[..most.min(runs.len())];
-            prop_assert_eq!(written(most), serde_json::to_vec(first).expect("JSON"));
+            prop_assert_eq!(packed.iter().collect::<Vec<_>>(), runs);
         }
     }
 

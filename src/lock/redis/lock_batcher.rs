@@ -64,7 +64,6 @@ pub(super) struct Request {
 pub(super) enum Operation {
     TryLock {
         lease: Duration,
-        subscribed: bool,
         then: Then<TryLockReply>,
     },
     Release {
@@ -107,12 +106,10 @@ impl Request {
         self.answer(Err(e));
     }
 
-    /// The lease of an attempt to lock, and whether its caller is subscribed to the release; None: a release.
-    fn terms(&self) -> Option<(Duration, bool)> {
+    /// The lease of an attempt to lock; None: a release.
+    fn lease(&self) -> Option<Duration> {
         match self.operation {
-            Some(Operation::TryLock {
-                lease, subscribed, ..
-            }) => Some((lease, subscribed)),
+            Some(Operation::TryLock { lease, .. }) => Some(lease),
             _ => None,
         }
     }
@@ -126,11 +123,9 @@ impl Request {
     /// Sends it by the script for one lock.
     async fn send_alone(self) {
         let (name, owner) = (&*self.name, &*self.owner);
-        let (script, call) = match self.operation {
-            Some(Operation::TryLock {
-                lease, subscribed, ..
-            }) => try_lock_call(name, owner, lease, subscribed),
-            _ => release_call(name, owner, ReleaseOptions::default()),
+        let (script, call) = match self.lease() {
+            Some(lease) => try_lock_call(name, owner, lease),
+            None => release_call(name, owner, ReleaseOptions::default()),
         };
         let LockBatcher {
             connection, client, ..
@@ -253,17 +248,8 @@ impl Sender {
             state.wanted = wanted;
             return None;
         }
-        // One call has one lease for all of its attempts: those with another lease wait for the next call.
-        let mut terms = None;
         let first = state.queue.len().min(MAX_BATCH);
-        let (batch, others): (Vec<_>, Vec<_>) = state
-            .queue
-            .drain(..first)
-            .partition(|r| r.terms().is_none_or(|of| *terms.get_or_insert(of) == of));
-        for request in others.into_iter().rev() {
-            state.queue.push_front(request);
-        }
-        Some(batch)
+        Some(state.queue.drain(..first).collect())
     }
 }
 
@@ -297,19 +283,15 @@ async fn send(batcher: Arc<LockBatcher>, mut batch: Vec<Request>) {
 
 /// Sends a batch in one call. Returns the requests that have to be sent alone.
 async fn send_together(batcher: &LockBatcher, batch: Vec<Request>) -> Vec<Request> {
-    // The script wants the releases first.
-    let (mut batch, tries): (Vec<_>, Vec<_>) = batch.into_iter().partition(|r| r.terms().is_none());
-    let releases = batch.len();
-    batch.extend(tries);
-    let (lease, subscribed) = batch.last().and_then(Request::terms).unwrap_or_default();
     let names = batch.iter().map(|r| &*r.name);
-    let mut call = BATCH.call(names, batch.len());
-    call.arg(FENCE_TTL.as_millis() as u64)
-        .arg(releases)
-        .arg(millis(lease + FENCE_TTL))
-        .arg(if subscribed { "1" } else { "" });
+    let mut call = BATCH.call(names, 1 + 2 * batch.len());
+    call.arg(FENCE_TTL.as_millis() as u64);
     for request in &batch {
         call.arg(&*request.owner);
+        match request.lease() {
+            Some(lease) => call.arg(millis(lease + FENCE_TTL)),
+            None => call.arg(""),
+        };
     }
     let left = batch.iter().map(Request::left).min().unwrap_or_default();
     let asked = batcher
@@ -357,7 +339,6 @@ mod tests {
             },
             Some(lease) => Operation::TryLock {
                 lease: Duration::from_secs(lease),
-                subscribed: false,
                 then: Box::new(|_| ()),
             },
         };
@@ -372,14 +353,12 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_has_one_lease_and_what_has_another_keeps_its_place() {
+    fn a_batch_has_what_came_first_if_it_is_enough() {
         let sender = sender();
-        for (owner, lease) in [("a", Some(1)), ("b", Some(2)), ("c", None), ("d", Some(1))] {
+        for (owner, lease) in [("a", Some(1)), ("b", Some(2)), ("c", None)] {
             put(&sender, owner, lease);
         }
-        put(&sender, "e", Some(2));
-        assert_eq!(next(&sender, 1).unwrap(), ["a", "c", "d"]);
-        assert_eq!(next(&sender, 2).unwrap(), ["b", "e"]);
+        assert_eq!(next(&sender, 2).unwrap(), ["a", "b", "c"]);
         put(&sender, "f", None);
         assert_eq!(next(&sender, 2), None);
         assert!(sender.0.state().idle.is_some());

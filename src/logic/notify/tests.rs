@@ -741,9 +741,6 @@ fn what_was_given_up_is_remembered_within_bounds() {
     }
     let times: Vec<i64> = known.iter().map(|g| g.at).collect();
     assert_eq!(times, (980..1000).collect::<Vec<i64>>());
-    // The store reads a note of at most so many bytes.
-    let text = serde_json::to_string(&known).expect("JSON");
-    assert!(text.len() < crate::store::LINE_MOST, "{}", text.len());
     let later = remembered(known, &[], 990 + FORGET_MS);
     assert_eq!(later.len(), 9);
 }

@@ -1,17 +1,30 @@
 //! Streams to a Redis server: over TCP, TLS, or a Unix socket.
 
-use std::{io, net::IpAddr, pin::Pin, time::Duration};
+use std::{
+    io,
+    net::IpAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures_util::future::select_ok;
 use redis::{ConnectionAddr, ConnectionInfo, aio::AsyncStream, io::tcp::socket2::SockRef};
-use tokio::net::{TcpStream, UnixStream, lookup_host};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpStream, UnixStream, lookup_host},
+};
 #[cfg(feature = "tls")]
 use {
     rustls::{
         ClientConfig, RootCertStore,
         pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _},
     },
-    std::{path::Path, sync::Arc},
+    std::path::Path,
 };
 
 use crate::config;
@@ -20,7 +33,62 @@ use crate::config;
 pub(super) const NO_HANDSHAKE: &str = "no answer to the begin of TLS";
 
 pub(super) type Peer = Option<IpAddr>;
-pub(super) type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
+type Inner = Pin<Box<dyn AsyncStream + Send + Sync>>;
+
+/// A stream to a server, which others can end.
+pub(super) struct Stream(Inner, Ended);
+
+/// Whether nothing more is to leave over a connection.
+#[derive(Clone)]
+pub(super) struct Ended(Arc<AtomicBool>);
+
+impl Ended {
+    #[cfg(feature = "daemon")]
+    pub(super) fn end(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// The connection is there.
+    pub(super) fn is_used(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+}
+
+impl Stream {
+    pub(super) fn new(stream: Inner) -> (Self, Ended) {
+        let ended = Ended(Arc::default());
+        (Self(stream, ended.clone()), ended)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.0.as_mut().poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.1.0.load(Ordering::Relaxed) {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        self.0.as_mut().poll_write(cx, bytes)
+    }
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.as_mut().poll_flush(cx)
+    }
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.as_mut().poll_shutdown(cx)
+    }
+}
 
 /// The authorities and the certificate that the files of `tls` name; without them, the host's authorities and none.
 #[derive(Clone, Default)]
@@ -40,7 +108,7 @@ pub(super) async fn open(
     tls: &Certificates,
     peer: &mut Peer,
     limit: Duration,
-) -> io::Result<Stream> {
+) -> io::Result<Inner> {
     Ok(match info.addr() {
         ConnectionAddr::Unix(path) => Box::pin(UnixStream::connect(path).await?),
         ConnectionAddr::Tcp(host, port) => Box::pin(tcp(info, (host, *port), peer).await?),
@@ -77,7 +145,7 @@ impl Certificates {
         Ok(Self::default())
     }
 
-    async fn over(&self, _: TcpStream, _: &str, _: Duration) -> io::Result<Stream> {
+    async fn over(&self, _: TcpStream, _: &str, _: Duration) -> io::Result<Inner> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
@@ -130,7 +198,7 @@ impl Certificates {
         .map_err(io::Error::other)
     }
 
-    async fn over(&self, stream: TcpStream, host: &str, limit: Duration) -> io::Result<Stream> {
+    async fn over(&self, stream: TcpStream, host: &str, limit: Duration) -> io::Result<Inner> {
         let name = ServerName::try_from(host.to_owned()).map_err(io::Error::other)?;
         let connector = tokio_rustls::TlsConnector::from(Arc::new(self.client()?));
         let connected = tokio::time::timeout(limit, connector.connect(name, stream)).await;

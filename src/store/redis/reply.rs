@@ -157,20 +157,19 @@ pub(crate) fn compare_and_set(rest: &[Value]) -> Result<bool, String> {
     read::<i64>(at(rest, 0)).map(|n| n == 1)
 }
 
-/// Reads the answer of notices.lua: some notes, and where the next ones begin. Notes that are not UTF-8 are left out.
-pub(crate) fn notices(rest: &[Value]) -> Result<(Notices, String), String> {
-    let (lease, cursor): (String, String) = (read(at(rest, 0))?, read(at(rest, 2))?);
+/// Reads the answer of notices.lua. Notes that are not UTF-8 are left out.
+pub(crate) fn notices(rest: &[Value]) -> Result<Notices, String> {
+    let lease: String = read(at(rest, 0))?;
     let all: Vec<(Vec<u8>, Vec<u8>)> = read(at(rest, 1))?;
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).ok();
     let notes = all
         .into_iter()
         .filter_map(|(name, note)| Some((text(name)?, text(note)?)))
         .filter(|(name, _)| name != LEASE);
-    let notices = Notices {
+    Ok(Notices {
         lease: Some(lease).filter(|lease| !lease.is_empty()),
         notes: notes.collect(),
-    };
-    Ok((notices, cursor))
+    })
 }
 
 /// Reads the answer of note.lua.

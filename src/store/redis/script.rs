@@ -6,21 +6,11 @@ use std::sync::LazyLock;
 use crate::{
     logic::{belief, claim},
     store::{
-        FLEET_MOST, FORGET_INSTANCE, HISTORY_KEPT, INSTANCE_MOST, JOBS_MOST, LINE_MOST, NAME_MOST,
-        NOTES_AT_ONCE, NOTES_BYTES_MOST, NOTES_MOST, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL,
-        STATE_MOST,
+        FORGET_INSTANCE, HISTORY_KEPT, OUTPUT_MOST, OUTPUT_TTL, RECORDS_TTL, STATE_MOST,
         connection::Script,
         output::{OUTPUT_PATIENCE, PIECE},
     },
 };
-
-/// The most fields of a job's state; soloist writes fewer than thirty.
-const FIELDS_MOST: usize = 1000;
-/// The most instances, and drains, that are read.
-const MEMBERS_MOST: usize = 20_000;
-/// What a key may take of the server's memory, so that its value is read: all instances, and what the server needs
-/// beside them. An output may take more.
-const KEY_MOST: usize = FLEET_MOST + FLEET_MOST / 2;
 
 type Lazy = LazyLock<Script>;
 
@@ -89,17 +79,6 @@ fn constants() -> String {
         ("HISTORY_KEPT", HISTORY_KEPT as u128),
         ("HISTORY_TTL", RECORDS_TTL.as_millis()),
         ("FORGET_INSTANCE", FORGET_INSTANCE.as_millis()),
-        ("INSTANCE_MOST", INSTANCE_MOST as u128),
-        ("FLEET_MOST", FLEET_MOST as u128),
-        ("JOBS_MOST", JOBS_MOST as u128),
-        ("FIELDS_MOST", FIELDS_MOST as u128),
-        ("MEMBERS_MOST", MEMBERS_MOST as u128),
-        ("NOTES_MOST", NOTES_MOST as u128),
-        ("NOTES_BYTES_MOST", NOTES_BYTES_MOST as u128),
-        ("NOTES_AT_ONCE", NOTES_AT_ONCE as u128),
-        ("KEY_MOST", KEY_MOST as u128),
-        ("NAME_MOST", NAME_MOST as u128),
-        ("LINE_MOST", LINE_MOST as u128),
         ("STATE_MOST", STATE_MOST as u128),
         ("OUTPUT_TTL", OUTPUT_TTL.as_millis()),
         ("OUTPUT_PATIENCE", OUTPUT_PATIENCE.as_millis()),

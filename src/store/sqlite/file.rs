@@ -12,9 +12,7 @@ use std::{
     time::Duration,
 };
 
-use rusqlite::{
-    Connection, ErrorCode, OpenFlags, TransactionBehavior, config::DbConfig, limits::Limit, params,
-};
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, limits::Limit, params};
 
 use super::Fault;
 use crate::{clock::Boottime, model::RunId};
@@ -92,12 +90,9 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     // To open a pipe would wait for its writer for ever.
-    for end in ["", "-wal", "-shm", "-journal"] {
-        let name = beside(path, end);
-        if std::fs::metadata(&name).is_ok_and(|meta| !meta.is_file()) {
-            let what = format!("{} is not a regular file", name.display());
-            return Err(Fault::Data(what));
-        }
+    if std::fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
+        let what = format!("{} is not a regular file", path.display());
+        return Err(Fault::Data(what));
     }
     // Create the file with mode 600, because every user who can read it can lock it; SQLite gives the files that it
     // creates beside it the same mode. Do not open an existing file here: closing it would remove the locks that this
@@ -109,16 +104,6 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
         .open(path);
     drop(made);
     let mut db = Connection::open_with_flags(path, flags)?;
-    // soloist's own tables have neither triggers nor views. Those that somebody else put into the file must not run
-    // with the rights of this process: they may never end, or make values that fill its memory.
-    for (config, on) in [
-        (DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false),
-        (DbConfig::SQLITE_DBCONFIG_ENABLE_VIEW, false),
-        (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
-        (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
-    ] {
-        db.set_db_config(config, on)?;
-    }
     db.set_limit(Limit::SQLITE_LIMIT_LENGTH, LARGEST)?;
     // SQLite's own pauses between tries grow to 100 ms, so other processes could starve this one.
     db.busy_handler(Some(|tries| {

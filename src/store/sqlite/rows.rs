@@ -12,7 +12,7 @@ use crate::{
     },
     model::{InstanceId, JobName, RunId, possible_ms},
     store::{
-        Fleet, Info, LAST_BYTE, LINE_MOST, NAME_MOST, NOTES_BYTES_MOST, Notices, STATE_MOST,
+        Fleet, Info, LAST_BYTE, Notices, STATE_MOST,
         output::{Extent, Pieces},
     },
 };
@@ -36,41 +36,26 @@ pub(super) fn state(db: &Connection, job: &JobName) -> Result<Option<State>, Fau
 }
 
 pub(super) fn notices(db: &Connection, all: bool) -> Result<Notices, Fault> {
-    let text = |r: &rusqlite::Row<'_>, i: usize, most: usize| match r.get_ref(i)?.as_str() {
-        Ok(text) if text.len() <= most => Ok(text.to_owned()),
-        _ => Err(Fault::Data(
+    let text = |r: &rusqlite::Row<'_>, i: usize| match r.get_ref(i)?.as_str() {
+        Ok(text) => Ok(text.to_owned()),
+        Err(_) => Err(Fault::Data(
             "the table notices has a row that soloist did not write".to_owned(),
         )),
     };
     let mut out = Notices::default();
-    let mut rows = db.prepare_cached("SELECT note FROM notices WHERE name = ?1")?;
-    let mut rows = rows.query([LEASE])?;
-    if let Some(row) = rows.next()? {
-        out.lease = Some(text(row, 0, NAME_MOST)?);
-    }
-    if !all {
-        let mut rows = db.prepare_cached("SELECT note FROM notices WHERE name = ?1")?;
-        let mut rows = rows.query([GIVEN_UP])?;
-        if let Some(row) = rows.next()? {
-            out.notes
-                .insert(GIVEN_UP.to_owned(), text(row, 0, LINE_MOST)?);
-        }
-        return Ok(out);
-    }
-    let mut rows = db.prepare_cached("SELECT name, note FROM notices")?;
-    let mut rows = rows.query([])?;
-    let mut bytes = 0;
+    let mut rows = match all {
+        true => db.prepare_cached("SELECT name, note FROM notices")?,
+        false => db.prepare_cached("SELECT name, note FROM notices WHERE name IN (?1, ?2)")?,
+    };
+    let mut rows = match all {
+        true => rows.query([])?,
+        false => rows.query([LEASE, GIVEN_UP])?,
+    };
     while let Some(row) = rows.next()? {
-        let (name, note) = (text(row, 0, NAME_MOST)?, text(row, 1, STATE_MOST)?);
-        bytes += name.len() + note.len();
-        if bytes > NOTES_BYTES_MOST {
-            let reason = format!(
-                "the table notices has more than {NOTES_BYTES_MOST} bytes, more than soloist reads"
-            );
-            return Err(Fault::Data(reason));
-        }
-        if name != LEASE {
-            out.notes.insert(name, note);
+        let (name, note) = (text(row, 0)?, text(row, 1)?);
+        match &*name {
+            LEASE => out.lease = Some(note),
+            _ => drop(out.notes.insert(name, note)),
         }
     }
     Ok(out)

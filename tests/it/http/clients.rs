@@ -144,105 +144,26 @@ fn slow_requests_end_and_hold_up_nobody() {
     unharmed(&fleet, &at);
 }
 
-/// A request whose head has arrived, as the server has said, and whose body has not.
-fn half_a_request(at: &str) -> Connection {
-    let mut c = Connection::open(at);
-    let head = "POST /api/v1/jobs/a/skip HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-        Content-Type: application/json\r\nContent-Length: 7\r\nExpect: 100-continue\r\n\r\n";
-    c.write_all(head.as_bytes()).expect("send");
-    let mut said = [0; 25];
-    c.read_exact(&mut said).expect("an answer");
-    assert_eq!(&said, b"HTTP/1.1 100 Continue\r\n\r\n");
-    c
-}
-
+/// Silent clients hold all places for as long as they may be silent.
 #[test]
-fn silent_connections_keep_nobody_out() {
+fn who_comes_while_too_many_connections_are_open_is_told_so() {
     let (fleet, at) = served();
-    let mut stream = get(&at, "/api/v1/events").stream();
-    let mut silent = vec![];
-    for n in 0..1000 {
-        let mut c = Connection::open(&at);
-        match n % 4 {
-            0 => {
-                let _ = c.write_all(b"GET /api/v1/jobs HTTP/1.1\r\nHost: local");
-            }
-            // It has its answer, and asks for nothing more.
-            1 => {
-                let _ = c.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n");
-                let mut lines = BufReader::new(&mut c);
-                assert_eq!(read(&mut lines).map(|r| r.status), Some(200), "the {n}th");
-            }
-            _ => {}
-        }
-        silent.push(c);
-    }
-    for _ in 0..20 {
-        assert_eq!(get(&at, "/healthz").of(200)["alive"], true);
-        get(&at, "/api/v1/jobs").of(200);
-    }
-    // What was being answered meanwhile still is.
-    let now = get(&at, "/api/v1/jobs").of(200)["now"].clone();
-    stream.wait("what happens now", |e| {
-        e.kind == "ended" && e.data["at"].as_str() > now.as_str()
-    });
-    unharmed(&fleet, &at);
-    assert_eq!(silent.len(), 1000);
-    let log = fleet.instances[0].log_text();
-    assert!(log.contains("256 connections for HTTP are open"), "{log}");
-}
-
-#[test]
-fn bodies_that_do_not_arrive_keep_nobody_out() {
-    let (fleet, at) = served();
-    let mut slow: Vec<Connection> = (0..256).map(|_| half_a_request(&at)).collect();
-    for _ in 0..20 {
-        // A byte now and then changes nothing. The first ones have lost their place.
-        for c in &mut slow[..250] {
-            let _ = c.write_all(b" ");
-        }
-        assert_eq!(get(&at, "/healthz").of(200)["alive"], true);
-    }
-    // The last one has not waited longest, so it is answered once its body is there.
-    let mut last = slow.pop().expect("one");
-    last.write_all(b"{\"n\"").expect("send");
-    assert_eq!(get(&at, "/healthz").of(200)["alive"], true);
-    last.write_all(b":0}").expect("send");
-    assert_eq!(read(&mut BufReader::new(last)).map(|r| r.status), Some(200));
-    unharmed(&fleet, &at);
-}
-
-/// A client that does not take the answers that it asked for, of which the first has begun to arrive.
-fn deaf(at: &str) -> Connection {
-    let mut c = Connection::open(at);
-    let ask = "GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    c.write_all(ask.repeat(50).as_bytes()).expect("send");
-    let mut said = [0; 12];
-    c.read_exact(&mut said).expect("an answer");
-    assert_eq!(&said, b"HTTP/1.1 200");
-    c
-}
-
-#[test]
-fn who_comes_while_all_places_are_busy_is_told_so() {
-    let (fleet, at) = served();
-    let mut busy: Vec<Connection> = vec![];
-    // The first of them may lose its place after five seconds. If not all were there by then: again.
+    let silent: Vec<Connection> = (0..280).map(|_| Connection::open(&at)).collect();
     let refused = wait_for("a refusal", GENEROUS, || {
-        busy.clear();
-        busy.extend((0..256).map(|_| deaf(&at)));
-        let reply = get(&at, "/healthz").send();
+        let reply = get(&at, "/api/v1/jobs").send();
         (reply.status == 503).then_some(reply)
     });
-    let told = refused.of(503);
-    assert_eq!(told["detail"], "256 requests are being answered");
+    assert_eq!(refused.of(503)["detail"], "256 connections are open");
     assert_eq!(refused.header("retry-after"), Some("2"));
-    // Jobs do not notice.
+    assert_eq!(get(&at, "/healthz").of(200)["alive"], true);
+    let metrics = get(&at, "/metrics").send().text();
+    assert!(metrics.contains("\nsoloist_store_up 1\n"), "{metrics}");
+    // Jobs do not notice, and it passes.
     fleet.wait_more_runs(2);
-    drop(busy);
     wait_until("it answers again", GENEROUS, || {
-        get(&at, "/healthz").send().status == 200
+        get(&at, "/api/v1/jobs").send().status == 200
     });
+    assert_eq!(silent.len(), 280);
     unharmed(&fleet, &at);
 }
 

@@ -86,17 +86,14 @@ fn check(document: &Value, schema: &Value, value: &Value, at: &str, found: &mut 
         found.push(format!("{at}: {value} is not {kinds:?}"));
         return;
     }
-    if let Some(text) = value.as_str().filter(|_| kinds.contains(&"string")) {
-        string(document, schema, text, at, found);
-    }
     if let Some(text) = value.as_str() {
-        let length = text.chars().count() as u64;
-        let least = schema["minLength"].as_u64().unwrap_or(0);
-        let most = schema["maxLength"].as_u64().unwrap_or(u64::MAX);
-        if !(least..=most).contains(&length) {
-            found.push(format!(
-                "{at}: has {length} characters, not {least} to {most}"
-            ));
+        let is = match schema["format"].as_str() {
+            Some("date-time") => text.parse::<jiff::Timestamp>().is_ok(),
+            Some("uuid") => text.parse::<uuid::Uuid>().is_ok(),
+            _ => true,
+        };
+        if !is {
+            found.push(format!("{at}: {text} is no {}", schema["format"]));
         }
     }
     if let Some(allowed) = schema["enum"].as_array()
@@ -131,63 +128,18 @@ fn check(document: &Value, schema: &Value, value: &Value, at: &str, found: &mut 
     }
 }
 
-/// Whether a text has the format that is described; and if none is, that it looks like none, and like no value of an
-/// enumeration: whoever generates a client wants to know that.
-fn string(document: &Value, schema: &Value, text: &str, at: &str, found: &mut Vec<String>) {
-    type Is = fn(&str) -> bool;
-    let formats: [(&str, Is); 4] = [
-        ("date-time", |t| t.parse::<jiff::Timestamp>().is_ok()),
-        ("date", |t| {
-            t.len() == 10 && t.parse::<jiff::civil::Date>().is_ok()
-        }),
-        ("uuid", |t| {
-            let dashes = t.char_indices().filter(|(_, c)| *c == '-');
-            t.len() == 36 && dashes.map(|(n, _)| n).eq([8, 13, 18, 23])
-        }),
-        ("uri", |t| t.contains("://")),
-    ];
-    if let Some(format) = schema["format"].as_str() {
-        let known = formats.iter().find(|(name, _)| *name == format);
-        let (_, is) = known.unwrap_or_else(|| panic!("an unknown format {format}"));
-        if !is(text) {
-            found.push(format!("{at}: {text} is no {format}"));
-        }
-        return;
-    }
-    // A reason for people may be a single word.
-    if !schema["enum"].is_null() || at.ends_with(".attention") {
-        return;
-    }
-    for (format, is) in &formats[..3] {
-        if is(text) {
-            found.push(format!(
-                "{at}: {text} is a {format}, which is not described"
-            ));
-        }
-    }
-    let schemas = document["components"]["schemas"].as_object();
-    for (name, other) in schemas.into_iter().flatten() {
-        let words = other["enum"].as_array();
-        if words.is_some_and(|words| words.iter().any(|w| w == text)) {
-            found.push(format!("{at}: {text} is a {name}, which is not described"));
-        }
-    }
-}
-
 #[test]
 fn a_value_that_is_not_as_described_is_noticed() {
     let document = serde_json::json!({"components": {"schemas": {
         "A": {"type": "object", "required": ["n"], "properties": {
             "n": {"type": "integer"}, "s": {"type": ["string", "null"]}, "e": {"type": "string", "enum": ["x"]},
-            "t": {"type": "string", "format": "date-time"}, "l": {"type": "array", "items": {"type": "boolean"}},
-            "w": {"type": "string", "minLength": 1, "maxLength": 2}}},
-        "E": {"type": "string", "enum": ["done"]},
+            "t": {"type": "string", "format": "date-time"}, "l": {"type": "array", "items": {"type": "boolean"}}}},
         "B": {"allOf": [{"$ref": "#/components/schemas/A"}, {"type": "object", "properties": {"b": {"type": "number"}}}]},
     }}});
     let b = serde_json::json!({"$ref": "#/components/schemas/B"});
     let told = |text: &str| wrong(&document, &b, &serde_json::from_str(text).expect("JSON")).len();
     assert_eq!(
-        told(r#"{"n": 1, "s": null, "e": "x", "l": [true], "b": 0.5, "w": "ää"}"#),
+        told(r#"{"n": 1, "s": null, "e": "x", "l": [true], "b": 0.5}"#),
         0
     );
     for text in [
@@ -197,13 +149,7 @@ fn a_value_that_is_not_as_described_is_noticed() {
         r#"{"n": 1, "s": 1}"#,
         r#"{"n": 1, "e": "y"}"#,
         r#"{"n": 1, "t": "noon"}"#,
-        r#"{"n": 1, "s": "2026-11-26T11:00:00.000Z"}"#,
-        r#"{"n": 1, "s": "2026-11-26"}"#,
-        r#"{"n": 1, "s": "01a2123f-f07e-7516-b19b-9071aae62be9"}"#,
-        r#"{"n": 1, "s": "done"}"#,
         r#"{"n": 1, "l": [1]}"#,
-        r#"{"n": 1, "w": ""}"#,
-        r#"{"n": 1, "w": "abc"}"#,
         r#"{"n": 1, "b": "x"}"#,
         r#"{"n": 1, "other": 1}"#,
     ] {

@@ -3,36 +3,7 @@
 use super::*;
 
 over_both! {
-    an_elector_waits_for_the_length_that_the_holder_asked_for
     of_two_requests_at_one_time_one_wins
-}
-
-async fn an_elector_waits_for_the_length_that_the_holder_asked_for(bed: Bed) {
-    let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
-    let (slow, quick) = (open(6000 * MS), open(2000 * MS).rerun(2));
-    let at = due_now(&slow).await;
-    let Election::Won(dead) = elect(&slow, at).await else {
-        panic!("nobody else is there");
-    };
-    let begun = Instant::now();
-    let term = loop {
-        match elect(&quick, at).await {
-            Election::Lost { ask_again, .. } => {
-                assert!(ask_again <= 2000 * MS);
-                tokio::time::sleep(ask_again).await;
-            }
-            Election::Won(term) => break term,
-            other => panic!("{other:?}"),
-        }
-        assert!(begun.elapsed() < GENEROUS);
-    };
-    assert!(!dead.is_held(), "two trust it");
-    assert!(begun.elapsed() >= 5900 * MS, "{:?}", begun.elapsed());
-    assert_eq!(term.attempt(), 2);
-    // And the other way round: an elector with long leases waits no longer than the short lease lasts.
-    drop(term);
-    let late = elect(&slow, at).await;
-    assert!(!matches!(late, Election::Won(_)), "{late:?}");
 }
 
 async fn of_two_requests_at_one_time_one_wins(bed: Bed) {
@@ -69,47 +40,12 @@ async fn won(elector: &Elector) -> (i64, soloist::lock::Term) {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_electors_quarantine_is_as_long_as_the_longest_lease_that_it_saw_needs() {
-    let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
-    let open = |lease| Elector::open(&bed.url(), "invoices", lease).unwrap();
-    let (long, short) = (open(30_000 * MS), open(500 * MS));
-    let at = due_now(&short).await;
-    // The short lease vouches for the server, without the quarantine of the long one.
-    let Election::Won(first) = elect(&short, at).await else {
-        panic!("nobody else is there");
-    };
-    assert!(first.settle(Outcome::Succeeded).await.unwrap());
-    // A server that remembers nothing grants whatever is asked for first.
-    let epoch: String = server.command(&["HGET", "soloist:epoch", "incarnation"]);
-    server.command::<()>(&["HSET", "soloist:epoch", "open", "1"]);
-    let at = soloist::clock::wall_us() / 1000;
-    let Election::Won(_term) = long.claim(at).await.unwrap() else {
-        panic!("nobody else is there");
-    };
-    assert!(matches!(elect(&short, at).await, Election::Lost { .. }));
-    server.command::<()>(&["FLUSHALL"]);
-    let wait = loop {
-        match short.claim(at + 1).await.unwrap() {
-            Election::Quarantined { wait } => break wait,
-            Election::Early { wait } => tokio::time::sleep(wait).await,
-            other => panic!("{epoch}: {other:?}"),
-        }
-    };
-    assert!(wait > 25_000 * MS, "{wait:?}");
-}
-
 /// The elector waited out a quarantine before the loss, but not since: others may run occurrences that the store has
 /// forgotten.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
     let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
+    let server = bed.server();
     let elector = elector(&bed);
     let (at, term) = won(&elector).await;
     assert!(term.settle(Outcome::Succeeded).await.unwrap());
@@ -123,9 +59,7 @@ async fn after_a_loss_of_data_an_elector_waits_again_and_takes_nothing_twice() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_term_outlives_the_loss_of_all_data() {
     let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
+    let server = bed.server();
     let elector = elector(&bed);
     let (_, term) = won(&elector).await;
     for _ in 0..2 {
@@ -139,9 +73,7 @@ async fn a_term_outlives_the_loss_of_all_data() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_elector_that_starts_after_a_loss_of_data_does_not_run_again_what_was_planned_before() {
     let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
+    let server = bed.server();
     let at = {
         let elector = elector(&bed);
         let at = due_now(&elector).await;
@@ -214,32 +146,6 @@ async fn an_elector_does_not_rely_on_a_server_that_evicts_keys() {
     }
 }
 
-#[test]
-fn the_name_of_a_job_is_as_long_as_in_the_configuration() {
-    let bed = Bed::sqlite();
-    let longest = soloist::model::JobName::LONGEST;
-    let open = |n| Elector::open(&bed.url(), &"x".repeat(n), 500 * MS);
-    open(longest).unwrap();
-    let e = open(longest + 1).unwrap_err();
-    assert!(e.to_string().contains(&format!("1 to {longest}")), "{e}");
-    let config = |n| {
-        format!(
-            "[jobs.{}]\nschedule = \"@hourly\"\ncommand = \"true\"\n",
-            "x".repeat(n)
-        )
-    };
-    let dir = TempDir::new().unwrap();
-    for (n, fits) in [(longest, true), (longest + 1, false)] {
-        let path = dir.path().join("jobs.toml");
-        std::fs::write(&path, config(n)).unwrap();
-        assert_eq!(
-            soloist::config::load(&path, soloist::config::Sends::All).is_ok(),
-            fits,
-            "{n}"
-        );
-    }
-}
-
 /// A clock that has just jumped grants nothing: the occurrence would start half an hour too early, and never at its
 /// time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,20 +168,6 @@ async fn an_elector_does_not_believe_a_store_whose_clock_jumps() {
     assert!(matches!(early, Election::Early { .. }), "{early:?}");
     let next = elect(&elector, now + 1).await;
     assert!(matches!(next, Election::Won(_)), "{next:?}");
-}
-
-/// The elector began with a wrong time. This host's clock sides with the corrected one.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_elector_believes_a_store_whose_clock_is_corrected() {
-    let server = RedisServer::start_with_own_clock();
-    server.set_clock(-3_600_000_000);
-    let elector = Elector::open(&server.url(), "invoices", 500 * MS).unwrap();
-    let now = due_now(&elector).await;
-    let early = elector.claim(now).await.unwrap();
-    assert!(matches!(early, Election::Early { .. }), "{early:?}");
-    server.set_clock(0);
-    let corrected = elect(&elector, now).await;
-    assert!(matches!(corrected, Election::Won(_)), "{corrected:?}");
 }
 
 /// A settlement without an answer is sent again while the lease lasts, and no longer. The record in the history has the

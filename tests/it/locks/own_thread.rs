@@ -263,31 +263,6 @@ impl Drop for Starved {
     }
 }
 
-#[test]
-fn a_caller_that_waits_to_enter_and_is_not_polled_keeps_no_turn() {
-    both(|bed| {
-        let runtime = tokio::runtime::Runtime::new().unwrap();
-        let (c, other) = (bed.client(), bed.client());
-        runtime.block_on(async {
-            let holder = other.reentrant("k", LONG).unwrap();
-            assert_eq!(levels(holder.try_enter(NoRetry).await.unwrap()), 1);
-            let (starved, patient) = (
-                c.reentrant("k", LONG).unwrap(),
-                c.reentrant("k", LONG).unwrap(),
-            );
-            let mut starving = Box::pin(starved.enter(700 * MS));
-            let waits = tokio::time::timeout(300 * MS, &mut starving).await;
-            assert!(waits.is_err(), "{waits:?}");
-            // The time of its wait passes, though nobody polls it.
-            let entering = runtime.spawn(async move { patient.enter(LONG).await });
-            tokio::time::sleep(1000 * MS).await;
-            let _ = holder.leave().await.unwrap();
-            assert_eq!(levels(within(entering).await.unwrap().unwrap()), 1);
-            drop(starving);
-        });
-    });
-}
-
 /// The caller has begun to connect, its requests are among those of others, and others wait for what it releases.
 #[test]
 fn a_caller_that_is_not_polled_holds_up_nobody() {
@@ -368,36 +343,6 @@ fn a_caller_that_is_not_polled_holds_up_nobody() {
         });
         drop(starved);
     });
-}
-
-struct Panics;
-impl Wake for Panics {
-    fn wake(self: Arc<Self>) {
-        panic!("as the test has it");
-    }
-}
-
-/// The waker belongs to the caller, but the client's thread calls it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waker_that_panics_harms_nobody_else() {
-    let bed = Bed::redis();
-    let c = bed.client();
-    for round in 0..5 {
-        let others = join_all((0..20).map(|i| {
-            let c = c.clone();
-            async move { take(&c, &format!("k-{round}-{i}"), LONG).await }
-        }));
-        tokio::pin!(others);
-        assert!(futures_util::poll!(&mut others).is_pending());
-        let mut asking = Box::pin(c.try_lock("k", LONG, NoRetry));
-        let waker = Waker::from(Arc::new(Panics));
-        let _ = asking.as_mut().poll(&mut Context::from_waker(&waker));
-        for lock in within(others).await {
-            within(lock.release()).await.unwrap();
-        }
-        drop(asking);
-        until_free(&c, "k").await;
-    }
 }
 
 /// Also a request that had to wait because all calls were under way.
@@ -497,9 +442,7 @@ fn cut(server: &RedisServer) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cut_connection_costs_nothing() {
     let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
+    let server = bed.server();
     let c = bed.client();
     let levels_ = c.reentrant("l", LONG).unwrap();
     let mut config = Store::from_url(&bed.url()).unwrap();
@@ -547,59 +490,6 @@ async fn a_renewal_is_retried_for_as_long_as_the_lock_is_trusted() {
     assert!(tokio::time::timeout(100 * MS, &mut renewing).await.is_err());
     proxy.set(Fault::None);
     within(renewing).await.unwrap();
-}
-
-/// The client retries at once after a cut connection, then after a pause that leaves time for the answer; as often as
-/// `retry` says, and only if there was no answer.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_has_the_tries_and_pauses_of_its_store() {
-    let server = RedisServer::start();
-    let proxy = Proxy::start(server.port());
-    let mut config = Store::from_url(&proxy.url()).unwrap();
-    let other = LockClient::with_config(&config).unwrap();
-    (config.retry.interval, config.retry.attempts) = (LONG, 1);
-    let once = LockClient::with_config(&config).unwrap();
-    config.retry.attempts = 2;
-    let twice = LockClient::with_config(&config).unwrap();
-    let (lock, levels_) = (
-        take(&once, "k", LONG * 10).await,
-        once.reentrant("l", LONG * 10).unwrap(),
-    );
-    assert_eq!(levels(levels_.try_enter(NoRetry).await.unwrap()), 1);
-    proxy.set(Fault::Refuse);
-    for renewed in [within(lock.renew()).await, within(levels_.renew()).await] {
-        assert!(matches!(renewed, Err(Error::Unreachable { .. })));
-    }
-    assert!(lock.is_held() && levels_.is_held());
-    proxy.set(Fault::None);
-    // A request before the proxy listens again would wait for LONG.
-    let begun = Instant::now();
-    while other.holder("k").await.is_err() {
-        assert!(begun.elapsed() < GENEROUS, "the proxy does not come back");
-    }
-    let (lock, levels_) = (
-        acquired(within(twice.lock("s", LONG, 6000 * MS)).await.unwrap()),
-        twice.reentrant("t", 6000 * MS).unwrap(),
-    );
-    assert_eq!(levels(levels_.enter(LONG).await.unwrap()), 1);
-    proxy.set(Fault::Refuse);
-    let renewing = join(lock.renew(), levels_.renew());
-    tokio::pin!(renewing);
-    assert!(tokio::time::timeout(100 * MS, &mut renewing).await.is_err());
-    proxy.set(Fault::None);
-    let (lock, levels_) = within(renewing).await;
-    lock.and(levels_).unwrap();
-    let (lock, levels_) = (
-        acquired(within(twice.lock("u", LONG, LONG * 10)).await.unwrap()),
-        twice.reentrant("v", LONG * 10).unwrap(),
-    );
-    assert_eq!(levels(levels_.enter(LONG).await.unwrap()), 1);
-    for key in ["u", "v"] {
-        server.command::<()>(&["DEL", &format!("soloist:{{{key}}}:lock")]);
-    }
-    for renewed in [within(lock.renew()).await, within(levels_.renew()).await] {
-        assert!(matches!(renewed, Err(Error::NotHeld { holder: None, .. })));
-    }
 }
 
 /// A renewal in the background waits for an answer for half of the trust that is left, and then is sent again.

@@ -1,7 +1,6 @@
 //! Redlock: cut connections, the retry strategy, its trust.
 
 use super::*;
-use crate::support::wait_until;
 
 fn cut(servers: &[RedisServer]) {
     for server in servers {
@@ -42,74 +41,6 @@ async fn a_redlock_whose_nodes_do_not_answer_is_asked_for_again() {
     let lock = red_taken(red.try_lock("k", LONG, retry).await.unwrap());
     assert!(tries >= 3);
     lock.release().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_of_a_redlock_is_retried() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
-    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
-    let red = Redlock::new(proxies.iter().map(|p| {
-        let mut config = Store::from_url(&p.url()).unwrap();
-        config.retry.attempts = 1000;
-        config.retry.interval = 10 * MS;
-        LockClient::with_config(&config).unwrap()
-    }))
-    .unwrap();
-    let lock = red_taken(red.try_lock("k", LONG, NoRetry).await.unwrap());
-    for p in &proxies {
-        p.set(Fault::Refuse);
-    }
-    let renewing = lock.renew();
-    tokio::pin!(renewing);
-    assert!(tokio::time::timeout(200 * MS, &mut renewing).await.is_err());
-    for p in &proxies[..2] {
-        p.set(Fault::None);
-    }
-    within(renewing).await.unwrap();
-    // A holder that a majority has forgotten asks no further.
-    for s in &servers[1..] {
-        s.command::<()>(&["DEL", "soloist:{k}:lock"]);
-    }
-    proxies[2].set(Fault::None);
-    let e = within(lock.renew()).await.unwrap_err();
-    assert!(matches!(e, Error::NoMajority { votes: 1, .. }), "{e}");
-}
-
-/// The renewal is repeated as often as `retry` says, and a pause leaves time for another try.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_of_a_redlock_has_as_many_tries_as_its_store_allows() {
-    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
-    let proxies: Vec<_> = servers.iter().map(|s| Proxy::start(s.port())).collect();
-    let set = |fault: &Fault| proxies.iter().for_each(|p| p.set(fault.clone()));
-    let red = |attempts, interval| {
-        let mut config = Store::from_url(&proxies[0].url()).unwrap();
-        config.retry.attempts = attempts;
-        config.retry.interval = interval;
-        let clients = proxies.iter().map(|p| {
-            config.url = Store::from_url(&p.url()).unwrap().url;
-            LockClient::with_config(&config).unwrap()
-        });
-        Redlock::new(clients.collect::<Vec<_>>()).unwrap()
-    };
-    // The proxies listen again a little later.
-    let soon = Until::new(GENEROUS);
-    for (key, attempts, interval) in [("a", 0, LONG), ("b", 1, MS)] {
-        let red = red(attempts, interval);
-        let lock = red_taken(red.try_lock(key, LONG * 10, soon).await.unwrap());
-        set(&Fault::Refuse);
-        let e = within(lock.renew()).await.unwrap_err();
-        assert!(matches!(e, Error::NoMajority { votes: 0, .. }), "{e}");
-        assert!(lock.is_held());
-        set(&Fault::None);
-    }
-    let red = red(1, LONG);
-    let lock = red_taken(red.try_lock("c", 6000 * MS, soon).await.unwrap());
-    set(&Fault::Refuse);
-    let renewing = lock.renew();
-    tokio::pin!(renewing);
-    assert!(tokio::time::timeout(100 * MS, &mut renewing).await.is_err());
-    set(&Fault::None);
-    within(renewing).await.unwrap();
 }
 
 /// The first request released it, and only its reply was lost. A lock that had lapsed before was nobody's to release.
@@ -192,29 +123,6 @@ async fn a_dropped_request_for_a_redlock_leaves_nothing() {
             until_free(client, "k").await;
         }
     }
-}
-
-/// Between the load of a script and its call.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_script_that_is_forgotten_again_before_it_is_called_is_told_again() {
-    let server = RedisServer::start();
-    let proxy = Proxy::start(server.port());
-    let mut config = Store::from_url(&proxy.url()).unwrap();
-    config.timeout = GENEROUS;
-    let c = LockClient::with_config(&config).unwrap();
-    let lock = take(&c, "k", LONG).await;
-    server.command::<()>(&["SCRIPT", "FLUSH"]);
-    server.command::<()>(&["CONFIG", "RESETSTAT"]);
-    proxy.set(Fault::DelayRequests(300 * MS));
-    let releasing = tokio::spawn(async move { lock.release().await });
-    for n in 1..=2 {
-        wait_until("the script is loaded", GENEROUS, || {
-            let stats: String = server.command(&["INFO", "commandstats"]);
-            stats.contains(&format!("cmdstat_script|load:calls={n},"))
-        });
-        server.command::<()>(&["SCRIPT", "FLUSH"]);
-    }
-    assert_eq!(releasing.await.unwrap().unwrap(), Released::Now);
 }
 
 /// The validity is the lease minus the time that the requests took minus the drift (1 % and 2 ms).

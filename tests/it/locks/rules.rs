@@ -53,34 +53,6 @@ async fn a_request_has_as_many_tries_as_its_store_allows() {
     }
 }
 
-/// A value that renews what other values entered knew nothing of it before. A release during a renewal is not a loss.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_is_answered_late_is_worth_what_is_left() {
-    let server = RedisServer::start();
-    let proxy = Proxy::start(server.port());
-    let mut config = Store::from_url(&proxy.url()).unwrap();
-    config.timeout = Duration::from_secs(20);
-    let c = LockClient::with_config(&config).unwrap();
-    let long = c.reentrant("l", LONG).unwrap().owned_by("us");
-    let short = c.reentrant("l", 2000 * MS).unwrap().owned_by("us");
-    assert_eq!(levels(long.try_enter(NoRetry).await.unwrap()), 1);
-    let lock = take(&c, "k", LONG).await;
-    assert_eq!(lock.key(), "k");
-    lock.renew().await.unwrap();
-    let before = calls(&server, "evalsha");
-    proxy.set(Fault::DelayReplies(1000 * MS));
-    let releasing = async {
-        until("it is renewed", || calls(&server, "evalsha") > before).await;
-        lock.release().await
-    };
-    let (renewed, released) = join(lock.renew(), releasing).await;
-    renewed.unwrap();
-    assert_eq!(released.unwrap(), Released::Now);
-    proxy.set(Fault::DelayReplies(2000 * MS));
-    let e = short.renew().await.unwrap_err();
-    assert!(matches!(e, Error::Lost { .. }), "{e}");
-}
-
 async fn a_level_never_shortens_what_is_left(bed: Bed) {
     let c = bed.client();
     let long = c.reentrant("k", LONG).unwrap().owned_by("us");
@@ -149,9 +121,7 @@ async fn what_is_kept_after_its_release_is_nobodys(bed: Bed) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
+    let server = bed.server();
     let c = bed.client();
     let ttl = |key: &str| {
         let ms: i64 = server.command(&["PTTL", &format!("soloist:{{{key}}}:{}", "lock")]);
@@ -191,13 +161,6 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     held("l");
     assert_eq!(levels_.leave().await.unwrap(), ReleasedLevel::Released);
     kept("l");
-    // A waiter's mark on the lock does not change its expiry.
-    let waited_for = take(&c, "w", LONG).await;
-    let other = bed.client();
-    let waiter = tokio::spawn(async move { other.lock("w", 100 * MS, LONG).await });
-    let _ = within(waiter).await.unwrap().unwrap();
-    held("w");
-    drop(waited_for);
     let _ = c.claim_period("p", 1000 * MS).await.unwrap();
     let period: i64 = server.command(&["PTTL", "soloist:{p}:period:1000"]);
     assert!(period > 0 && period <= week.as_millis() as i64, "{period}");
@@ -223,48 +186,6 @@ async fn every_key_expires_and_tokens_are_remembered_for_a_week() {
     ];
     server.command::<()>(&undo);
     assert!(ttl("u") <= Duration::from_secs(3600));
-}
-
-/// Calls the scripts directly: the library never asks for the period of another owner.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_period_is_given_back_by_its_owner_only_and_those_before_it_stay_taken() {
-    let bed = Bed::redis();
-    let Bed::Redis(server) = &bed else {
-        unreachable!()
-    };
-    let c = bed.client().named("ann");
-    let year = Duration::from_secs(366 * 24 * 3600);
-    let Period::Claimed { .. } = c.claim_period("k", year).await.unwrap() else {
-        panic!("nobody else is there");
-    };
-    let key = format!("soloist:{{k}}:period:{}", year.as_millis());
-    let value: String = server.command(&["GET", &key]);
-    let (begin, owner) = value.split_once(' ').unwrap();
-    let script = std::fs::read_to_string(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/lua/lock/release_period.lua"
-    ))
-    .unwrap();
-    let release = |owner: &str, begin: &str| {
-        server.command::<()>(&["EVAL", &script, "1", &key, owner, begin]);
-    };
-    let before = (begin.parse::<i64>().unwrap() - 1).to_string();
-    release("ann#somebody.else", begin);
-    release(owner, &before);
-    assert!(matches!(
-        c.claim_period("k", year).await.unwrap(),
-        Period::Held { .. }
-    ));
-    let ttl: i64 = server.command(&["PTTL", &key]);
-    release(owner, begin);
-    let kept: i64 = server.command(&["PTTL", &key]);
-    assert!(kept > 0 && kept <= ttl, "{kept}");
-    let value: String = server.command(&["GET", &key]);
-    assert_eq!(value, format!("{before} "));
-    assert!(matches!(
-        c.claim_period("k", year).await.unwrap(),
-        Period::Claimed { .. }
-    ));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -129,11 +129,6 @@ pub fn resident_kib(pid: u32) -> Option<u64> {
     kib(pid, "VmRSS:")
 }
 
-/// The most resident memory that it ever had, in KiB.
-pub fn most_resident_kib(pid: u32) -> Option<u64> {
-    kib(pid, "VmHWM:")
-}
-
 fn kib(pid: u32, what: &str) -> Option<u64> {
     std::fs::read_to_string(format!("/proc/{pid}/status"))
         .ok()?

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use crate::model::{Trigger, Wait};
 
-/// A start that is so much later than planned has a reason, ms.
+/// Starts later than this record why, ms.
 pub const LATE_MS: i64 = 1000;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Waits([Duration; Wait::ALL.len()]);
+pub struct Delays([Duration; Wait::ALL.len()]);
 
-impl Waits {
+impl Delays {
     /// Those of an occurrence whose contest begins `ms` after its planned instant. `jitter`: how much of that was
     /// meant; `away`: for how much of it the store answered no claims of its job, or granted nothing.
     pub fn before(ms: i64, jitter: i64, trigger: Trigger, away: i64) -> Self {
@@ -81,7 +81,7 @@ mod tests {
     fn the_longest_wait_is_the_reason() {
         let s = Duration::from_secs;
         let before = |ms, jitter, trigger, away| {
-            let waits = Waits::before(ms, jitter, trigger, away);
+            let waits = Delays::before(ms, jitter, trigger, away);
             waits.longest().map(|(wait, _)| wait)
         };
         let (schedule, caught) = (Trigger::Schedule, Trigger::CatchUp);
@@ -98,7 +98,7 @@ mod tests {
         );
         assert_eq!(before(70_000, 10_000, caught, 35_000), Some(Wait::Overdue));
         assert_eq!(before(70_000, 10_000, caught, 9000), Some(Wait::Overdue));
-        let mut waits = Waits::before(2000, 2000, schedule, 0);
+        let mut waits = Delays::before(2000, 2000, schedule, 0);
         waits.add(Wait::Slot, s(3));
         waits.add(Wait::Host, s(4));
         assert_eq!(waits.longest(), Some((Wait::Host, s(4))));
@@ -107,6 +107,6 @@ mod tests {
         // It may start so late without being late.
         waits.add(Wait::Jitter, s(100));
         assert_eq!(waits.cause(), Some(Wait::Slot));
-        assert_eq!(Waits::before(9, 9, schedule, 0).cause(), None);
+        assert_eq!(Delays::before(9, 9, schedule, 0).cause(), None);
     }
 }

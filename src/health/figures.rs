@@ -1,11 +1,9 @@
 //! What this instance did, counted since it started. HTTP shows it as metrics.
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family, histogram::Histogram},
+    registry::{Registry, Unit},
 };
-
-use parking_lot::Mutex;
 
 use crate::{
     logic::{
@@ -13,9 +11,9 @@ use crate::{
             self, Answer, IN_DOUBT, JOB_REMOVED, LAPSED, LOST, NEVER_RENEWED, OVERDUE, OVERLAPS,
             PAUSED, Renewal, TOO_LATE,
         },
-        waits::{self, Waits},
+        delays::{self, Delays},
     },
-    model::{JobName, Outcome, RunRecord, Trigger, Wait},
+    model::{Outcome, RunRecord, Trigger, Wait},
 };
 
 /// Upper ends of the buckets, in seconds.
@@ -35,113 +33,50 @@ const LATE_CAUSES: [&str; 6] = [
     "other",
 ];
 /// What is not run, and why, in a fleet that works; other pairs are shown once there is one.
-const NOT_RUN: [(&str, &str); 14] = [
-    ("missed", "clock"),
-    ("missed", "job_removed"),
-    ("missed", "overdue"),
-    ("missed", "overlap"),
-    ("missed", "slot"),
-    ("missed", "state_loss"),
-    ("missed", "store_away"),
-    ("missed", "too_late"),
-    ("skipped", "overlap"),
-    ("skipped", "paused"),
-    ("skipped", "skipped"),
-    ("skipped", "state_loss"),
-    ("unknown", "host_lost"),
-    ("unknown", "state_loss"),
+const NOT_RUN: [(Outcome, &str); 14] = [
+    (Outcome::Missed, "clock"),
+    (Outcome::Missed, "job_removed"),
+    (Outcome::Missed, "overdue"),
+    (Outcome::Missed, "overlap"),
+    (Outcome::Missed, "slot"),
+    (Outcome::Missed, "state_loss"),
+    (Outcome::Missed, "store_away"),
+    (Outcome::Missed, "too_late"),
+    (Outcome::Skipped, "overlap"),
+    (Outcome::Skipped, "paused"),
+    (Outcome::Skipped, "skipped"),
+    (Outcome::Skipped, "state_loss"),
+    (Outcome::Unknown, "host_lost"),
+    (Outcome::Unknown, "state_loss"),
 ];
 
-/// How often a value fell into each bucket.
-#[derive(Debug)]
-pub struct Histogram<const N: usize> {
-    bounds: [f64; N],
-    /// The last one has what is above all bounds.
-    counts: Mutex<(Vec<u64>, f64)>,
+/// Counts by one label, or by several.
+type Counts<const N: usize> = Family<[(&'static str, String); N], Counter>;
+
+fn add<const N: usize>(counts: &Counts<N>, labels: [(&'static str, &str); N], n: u64) {
+    let labels = labels.map(|(name, value)| (name, value.to_owned()));
+    counts.get_or_create(&labels).inc_by(n);
 }
 
-impl<const N: usize> Histogram<N> {
-    const fn new(bounds: [f64; N]) -> Self {
-        Self {
-            bounds,
-            counts: Mutex::new((vec![], 0.0)),
-        }
-    }
-
-    fn observe_ms(&self, ms: i64) {
-        let seconds = ms.max(0) as f64 / 1000.0;
-        let at = self.bounds.partition_point(|bound| *bound < seconds);
-        let mut counts = self.counts.lock();
-        counts.0.resize(N + 1, 0);
-        counts.0[at] += 1;
-        counts.1 += seconds;
-    }
-
-    /// The sum, the number of values, and how many are in each bucket; the last bucket has no upper end.
-    pub fn read(&self) -> (f64, u64, Vec<(f64, u64)>) {
-        let counts = self.counts.lock();
-        let ends = self.bounds.iter().copied().chain([f64::INFINITY]);
-        let all = counts.0.iter().copied().chain(std::iter::repeat(0));
-        let buckets: Vec<(f64, u64)> = ends.zip(all).collect();
-        let count = buckets.iter().map(|(_, n)| n).sum();
-        (counts.1, count, buckets)
-    }
-}
-
-/// Counts by a word, or by several.
-#[derive(Debug)]
-pub struct Counts<K>(Mutex<BTreeMap<K, u64>>);
-
-impl<K> Default for Counts<K> {
-    fn default() -> Self {
-        Self(Mutex::default())
-    }
-}
-
-impl<K: Ord + Clone> Counts<K> {
-    /// Counts that are shown from the start: whoever reads them sees the step from 0 to 1.
-    fn from_zero(keys: impl IntoIterator<Item = K>) -> Self {
-        Self(Mutex::new(keys.into_iter().map(|key| (key, 0)).collect()))
-    }
-
-    fn add(&self, key: K, n: u64) {
-        *self.0.lock().entry(key).or_default() += n;
-    }
-
-    pub fn read(&self) -> Vec<(K, u64)> {
-        self.0
-            .lock()
-            .iter()
-            .map(|(key, n)| (key.clone(), *n))
-            .collect()
-    }
+fn outcome_and_cause(outcome: Outcome, cause: &str) -> [(&'static str, &str); 2] {
+    [("outcome", outcome.as_str()), ("cause", cause)]
 }
 
 #[derive(Debug)]
 pub struct Figures {
-    /// Ended runs of this instance.
-    pub runs: Counts<(JobName, &'static str)>,
+    runs: Counts<2>,
     /// From the planned instant to the start of first attempts.
-    pub lateness: Histogram<14>,
-    pub durations: Histogram<14>,
-    /// First attempts that started late, by cause.
-    pub late: Counts<&'static str>,
-    /// Occurrences that this instance recorded as not run: outcome and cause.
-    pub not_run: Counts<(&'static str, &'static str)>,
-    /// Claims by the store's answer.
-    pub claims: Counts<&'static str>,
-    /// Renewals by the store's answer.
-    pub renewals: Counts<&'static str>,
-    /// Runs that took over from a holder that died.
-    pub takeovers: AtomicU64,
-    /// Leases that this instance lost during a run.
-    pub leases_lost: AtomicU64,
-    /// Heartbeats that the store did not answer.
-    pub heartbeats_failed: AtomicU64,
-    /// Spans of runs, by what became of them.
-    pub spans: Counts<&'static str>,
-    /// What became of tries to deliver messages, by channel.
-    pub notifications: Counts<(String, &'static str)>,
+    lateness: Histogram,
+    durations: Histogram,
+    late: Counts<1>,
+    not_run: Counts<2>,
+    claims: Counts<1>,
+    renewals: Counts<1>,
+    takeovers: Counter,
+    leases_lost: Counter,
+    pub(super) heartbeats_failed: Counter,
+    pub(crate) spans: Counts<1>,
+    notifications: Counts<2>,
 }
 
 /// What became of a message that this instance sent.
@@ -170,39 +105,89 @@ impl Told {
 
 impl Default for Figures {
     fn default() -> Self {
-        Self {
+        let figures = Self {
             runs: Counts::default(),
             lateness: Histogram::new(LATENESS),
             durations: Histogram::new(DURATION),
-            late: Counts::from_zero(LATE_CAUSES),
-            not_run: Counts::from_zero(NOT_RUN),
-            claims: Counts::from_zero(["granted", "running", "settled", "failed"]),
-            renewals: Counts::from_zero(["renewed", "lost", "failed"]),
-            takeovers: AtomicU64::new(0),
-            leases_lost: AtomicU64::new(0),
-            heartbeats_failed: AtomicU64::new(0),
-            spans: Counts::from_zero(["sent", "refused", "dropped"]),
+            late: Counts::default(),
+            not_run: Counts::default(),
+            claims: Counts::default(),
+            renewals: Counts::default(),
+            takeovers: Counter::default(),
+            leases_lost: Counter::default(),
+            heartbeats_failed: Counter::default(),
+            spans: Counts::default(),
             notifications: Counts::default(),
+        };
+        // They are shown from the start: whoever reads them sees the step from 0 to 1.
+        let of = |counts, name, words: &[&str]| {
+            words
+                .iter()
+                .for_each(|word| add(counts, [(name, *word)], 0));
+        };
+        of(&figures.late, "cause", &LATE_CAUSES);
+        of(
+            &figures.claims,
+            "answer",
+            &["granted", "running", "settled", "failed"],
+        );
+        of(&figures.renewals, "answer", &["renewed", "lost", "failed"]);
+        of(&figures.spans, "result", &["sent", "refused", "dropped"]);
+        for (outcome, cause) in NOT_RUN {
+            add(&figures.not_run, outcome_and_cause(outcome, cause), 0);
         }
+        figures
     }
 }
 
 impl Figures {
+    /// Shows them.
+    pub fn register(&self, r: &mut Registry) {
+        let help = "Runs that ended on this instance, by outcome";
+        r.register("runs", help, self.runs.clone());
+        let help = "From the planned instant to the start of the command, of first attempts on this instance";
+        r.register_with_unit("start_lateness", help, Unit::Seconds, self.lateness.clone());
+        let help = "How long runs on this instance took";
+        r.register_with_unit("run_duration", help, Unit::Seconds, self.durations.clone());
+        let help = "First attempts that started more than a second late on this instance, by cause";
+        r.register("late_starts", help, self.late.clone());
+        let help = "Occurrences that this instance recorded as not run, by cause";
+        r.register("not_run", help, self.not_run.clone());
+        let help = "Claims of this instance, by the answer of the store";
+        r.register("claims", help, self.claims.clone());
+        let help = "Renewals of leases by this instance, by the answer of the store";
+        r.register("renewals", help, self.renewals.clone());
+        let help = "Runs of this instance that ended because their lease was lost";
+        r.register("leases_lost", help, self.leases_lost.clone());
+        let help =
+            "Occurrences that this instance took over because the lease of another one lapsed";
+        r.register("takeovers", help, self.takeovers.clone());
+        let help = "Heartbeats of this instance that the store did not answer";
+        r.register("heartbeats_failed", help, self.heartbeats_failed.clone());
+        let help = "Spans of runs that this instance sent, that were refused, or for which there was no room";
+        r.register("spans", help, self.spans.clone());
+        let help =
+            "Tries of this instance to deliver messages to channels, and messages that it gave up";
+        r.register("notifications", help, self.notifications.clone());
+    }
+
     /// A run of this instance has ended.
     pub fn ended(&self, r: &RunRecord) {
-        self.runs.add((r.job.clone(), r.outcome.as_str()), 1);
+        let outcome = ("outcome", r.outcome.as_str());
+        add(&self.runs, [("job", r.job.as_str()), outcome], 1);
         if r.outcome == Outcome::LeaseLost {
-            self.leases_lost.fetch_add(1, Ordering::Relaxed);
+            self.leases_lost.inc();
         }
+        let seconds = |ms: i64| ms.max(0) as f64 / 1000.0;
         if r.started_at.is_some() {
             if let Some(ms) = r.duration_ms {
-                self.durations.observe_ms(ms);
+                self.durations.observe(seconds(ms));
             }
-            // Of a trigger the occurrence is when it was claimed; of another attempt it says nothing of its start.
+            // Triggers and later attempts have no lateness.
             if let (Some(ms), 1) = (r.lateness_ms, r.attempt)
                 && r.trigger != Trigger::Manual
             {
-                self.lateness.observe_ms(ms);
+                self.lateness.observe(seconds(ms));
             }
         }
     }
@@ -212,15 +197,16 @@ impl Figures {
     pub fn channels<'a>(&self, names: impl Iterator<Item = &'a String>) {
         for name in names {
             for told in Told::ALL {
-                self.notifications.add((name.clone(), told.as_str()), 0);
+                let result = ("result", told.as_str());
+                add(&self.notifications, [("channel", name), result], 0);
             }
         }
     }
 
     #[cfg(feature = "notify")]
     pub fn notification(&self, channel: &str, told: Told) {
-        let key = (channel.to_owned(), told.as_str());
-        self.notifications.add(key, 1);
+        let result = ("result", told.as_str());
+        add(&self.notifications, [("channel", channel), result], 1);
     }
 
     /// This instance was granted a run, which has waited for `waits`. `lapsed`: it has seen the lease of the attempt
@@ -231,16 +217,16 @@ impl Figures {
         trigger: Trigger,
         lapsed: bool,
         lateness_ms: i64,
-        waits: &Waits,
+        waits: &Delays,
     ) {
         if trigger == Trigger::Takeover && lapsed {
-            self.takeovers.fetch_add(1, Ordering::Relaxed);
+            self.takeovers.inc();
         }
-        if !waits::need_a_reason(attempt, trigger, Some(lateness_ms)) {
+        if !delays::need_a_reason(attempt, trigger, Some(lateness_ms)) {
             return;
         }
         let cause = waits.longest().map_or("other", |(wait, _)| wait.as_str());
-        self.late.add(cause, 1);
+        add(&self.late, [("cause", cause)], 1);
     }
 
     /// The store answered a claim of this instance, which gives up so many occurrences, because of that wait.
@@ -259,41 +245,41 @@ impl Figures {
             Answer::Absent => ("absent", false),
             Answer::InDoubt => ("in_doubt", false),
         };
-        self.claims.add(word, 1);
+        add(&self.claims, [("answer", word)], 1);
         if let Answer::Recorded { outcome, reason } = answer {
-            self.not_run.add((outcome.as_str(), cause(reason)), 1);
+            add(&self.not_run, outcome_and_cause(*outcome, cause(reason)), 1);
         }
         // The same step records what the claim gives up.
         if decided && given_up > 0 {
-            let why = match answer {
+            let (outcome, cause) = match answer {
                 Answer::Recorded { outcome, reason }
                     if matches!(cause(reason), "paused" | "state_loss") =>
                 {
-                    (outcome.as_str(), cause(reason))
+                    (*outcome, cause(reason))
                 }
-                _ => (
-                    Outcome::Missed.as_str(),
-                    wait.map_or("overdue", Wait::as_str),
-                ),
+                _ => (Outcome::Missed, wait.map_or("overdue", Wait::as_str)),
             };
-            self.not_run.add(why, given_up);
+            add(&self.not_run, outcome_and_cause(outcome, cause), given_up);
         }
     }
 
     /// This instance recorded so many occurrences as `unknown`, because the store lost its data.
     pub fn lost(&self, n: u64) {
-        self.not_run
-            .add((Outcome::Unknown.as_str(), cause(LOST)), n);
+        add(
+            &self.not_run,
+            outcome_and_cause(Outcome::Unknown, cause(LOST)),
+            n,
+        );
     }
 
     /// So many spans were sent, refused by their receiver, or dropped because too many waited.
     #[cfg(feature = "notify")]
-    pub(crate) fn spans(&self, what: &'static str, n: u64) {
-        self.spans.add(what, n);
+    pub(crate) fn spans(&self, result: &'static str, n: u64) {
+        add(&self.spans, [("result", result)], n);
     }
 
     pub fn claim_failed(&self) {
-        self.claims.add("failed", 1);
+        add(&self.claims, [("answer", "failed")], 1);
     }
 
     /// None: the renewal failed.
@@ -304,7 +290,7 @@ impl Figures {
             Some(Renewal::Unknown) => "unknown",
             None => "failed",
         };
-        self.renewals.add(word, 1);
+        add(&self.renewals, [("answer", word)], 1);
     }
 }
 
@@ -339,32 +325,9 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_value_is_in_the_first_bucket_that_has_room_for_it() {
-        let h = Histogram::new([0.001, 0.01]);
-        for ms in [-5, 0, 1, 2, 10, 11, 100_000] {
-            h.observe_ms(ms);
-        }
-        let (sum, count, buckets) = h.read();
-        assert_eq!(count, 7);
-        assert!((sum - 100.024).abs() < 1e-9, "{sum}");
-        let counts: Vec<u64> = buckets.iter().map(|(_, n)| *n).collect();
-        assert_eq!(counts, [3, 2, 2]);
-        assert_eq!(
-            Histogram::new([1.0]).read().2,
-            [(1.0, 0), (f64::INFINITY, 0)]
-        );
-    }
-
-    #[test]
-    fn what_a_loss_of_data_leaves_unknown_has_its_cause() {
-        let f = Figures::default();
-        f.lost(3);
-        let of = |pair| f.not_run.read().into_iter().find(|(key, _)| *key == pair);
-        assert_eq!(
-            of(("unknown", "state_loss")),
-            Some((("unknown", "state_loss"), 3))
-        );
+    fn count<const N: usize>(counts: &Counts<N>, labels: [(&'static str, &str); N]) -> u64 {
+        let labels = labels.map(|(name, value)| (name, value.to_owned()));
+        counts.get(&labels).map_or(0, |n| n.get())
     }
 
     #[test]
@@ -408,8 +371,8 @@ mod tests {
             let f = Figures::default();
             f.claimed(3, wait, &answer);
             let (outcome, cause, n) = want;
-            let all = f.not_run.read();
-            assert!(all.contains(&((outcome, cause), n)), "{answer:?}: {all:?}");
+            let labels = [("outcome", outcome), ("cause", cause)];
+            assert_eq!(count(&f.not_run, labels), n, "{answer:?}");
         }
     }
 
@@ -417,7 +380,7 @@ mod tests {
     fn a_late_start_has_one_cause() {
         let f = Figures::default();
         let waits = |all: &[(Wait, u64)]| {
-            let mut waits = Waits::default();
+            let mut waits = Delays::default();
             for (wait, s) in all {
                 waits.add(*wait, Duration::from_secs(*s));
             }
@@ -430,11 +393,8 @@ mod tests {
         f.granted(1, Trigger::Manual, false, 60_000, &none);
         f.granted(2, Trigger::Takeover, true, 60_000, &none);
         f.granted(2, Trigger::Takeover, false, 60_000, &none);
-        let late = || -> Vec<(&str, u64)> {
-            let all = f.late.read().into_iter();
-            all.filter(|(_, n)| *n > 0).collect()
-        };
-        assert_eq!((late(), f.takeovers.load(Ordering::Relaxed)), (vec![], 1));
+        let late = || LATE_CAUSES.map(|cause| count(&f.late, [("cause", cause)]));
+        assert_eq!((late(), f.takeovers.get()), ([0; 6], 1));
         f.granted(1, Trigger::Schedule, false, 1000, &slot);
         f.granted(1, Trigger::Schedule, false, 1000, &none);
         f.granted(
@@ -444,6 +404,6 @@ mod tests {
             1000,
             &waits(&[(Wait::Overdue, 1)]),
         );
-        assert_eq!(late(), [("other", 1), ("overdue", 1), ("slot", 1)]);
+        assert_eq!(late(), [0, 1, 0, 1, 0, 1]);
     }
 }

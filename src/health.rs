@@ -24,7 +24,7 @@ use crate::{
 
 /// The health of one instance.
 #[derive(Debug, Default)]
-pub struct Vitals {
+pub struct Health {
     /// When the dispatcher last went round, ns of [`Boottime`]; 0: never.
     round: AtomicU64,
     pulse: watch::Sender<Pulse>,
@@ -53,7 +53,7 @@ pub struct Away {
     pub since: Boottime,
 }
 
-impl Vitals {
+impl Health {
     /// The dispatcher goes round.
     pub fn round(&self) {
         self.round.store(Boottime::now().0, Ordering::Relaxed);
@@ -84,9 +84,7 @@ impl Vitals {
 
     /// The store did not answer a heartbeat.
     pub fn failed(&self, error: &Error) {
-        self.figures
-            .heartbeats_failed
-            .fetch_add(1, Ordering::Relaxed);
+        self.figures.heartbeats_failed.inc();
         if self.pulse.receiver_count() == 0 {
             return;
         }

@@ -7,7 +7,7 @@
 
 use std::sync::OnceLock;
 
-/// What a guard and what it becomes outlive, and whoever settles.
+/// Signals that guards and settlers ignore.
 const HELD: [i32; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
 
 /// What was blocked when this process was started.
@@ -91,7 +91,7 @@ mod tests {
     /// In a process of its own: where others have freed much, a block may come from what they have left.
     #[test]
     fn a_large_block_is_never_part_of_the_heap() {
-        let name = "early::tests::a_large_block_is_never_part_of_the_heap";
+        let name = "startup::tests::a_large_block_is_never_part_of_the_heap";
         if crate::guard::tests::ran_elsewhere(name) {
             return;
         }
