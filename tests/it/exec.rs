@@ -5,14 +5,14 @@ use std::{
     io::{Read, Write},
     os::{
         fd::{FromRawFd, OwnedFd},
-        unix::process::{CommandExt, ExitStatusExt},
+        unix::process::CommandExt,
     },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Signal;
 use soloist::{LockClient, lock::Period};
 
 use crate::support::{
@@ -897,22 +897,6 @@ fn sigkill_of_exec_ends_the_command_at_once_and_frees_the_lock() {
         let ran = place.run(&["--wait", "30s"], "echo mine");
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
     }
-}
-
-#[test]
-fn sigkill_of_the_whole_process_group_ends_the_command_too() {
-    let place = Place::sqlite();
-    let mut command = place.exec(&["--lock", "l", "--lease", "1h"], STUBBORN_TREE);
-    command.process_group(0);
-    let mut running = Running::of(command);
-    let pids = tree(&place);
-    let group = Pid::from_raw(running.pid().cast_signed()).expect("not 0");
-    rustix::process::kill_process_group(group, Signal::KILL).expect("killed");
-    wait_gone(&pids);
-    let status = running.0.wait().expect("our child");
-    assert_eq!(status.signal(), Some(9));
-    let ran = place.run(&["--wait", "30s"], "echo mine");
-    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "mine\n"), "{ran:?}");
 }
 
 /// Neither their session nor their environment says whose they are, but `exec` has no other children.

@@ -32,25 +32,6 @@ fn names(n: usize) -> Vec<String> {
     (1..=n).map(|i| format!("job{i:02}")).collect()
 }
 
-/// As a server with `timeout`, or a proxy, does to those that are idle.
-#[test]
-fn connections_that_the_server_closes_alarm_nobody() {
-    let mut fleet = fleet(1)
-        .witness("a", "for=500", LATE_RATHER_THAN_SKIPPED)
-        .start();
-    for _ in 0..4 {
-        fleet.wait_more_runs(1);
-        let all = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
-        fleet.server().command::<i64>(&all);
-    }
-    fleet.stop();
-    let log = fleet.instances[0].log_text();
-    for alarm in ["does not answer", "cannot record the outcome"] {
-        assert!(!log.contains(alarm), "{log}");
-    }
-    fleet.judge_all_started(&["a"]);
-}
-
 #[test]
 fn every_occurrence_runs_once_on_five_instances_with_wrong_clocks() {
     let jobs = names(20);
@@ -462,35 +443,6 @@ fn what_is_planned_while_a_restart_has_disabled_or_removed_a_job_is_never_run() 
     }
     fleet.stop();
     fleet.judge(ONCE, &[], None);
-}
-
-/// One instance has not the job any more, the other one has it. Nobody takes it for absent: what is planned while the
-/// second is down is caught up.
-#[test]
-fn a_job_that_one_instance_still_has_is_owed() {
-    let mut fleet = fleet(2).witness("work", "for=5", EVERYTHING).start();
-    fleet.wait_runs(2);
-    fleet.set_job("work", None);
-    fleet.write_config(0);
-    fleet.instances[0].signal(Signal::HUP);
-    wait_until("the first instance says so", GENEROUS, || {
-        let log = fleet.instances[0].log_text();
-        log.contains("does not have this job enabled")
-    });
-    let removed = now_us() / 1000;
-    wait_until("the second runs it", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        runs.iter().filter(|r| r.occurrence > removed).count() >= 2
-    });
-    fleet.instances[1].urge();
-    let from = idle(3);
-    fleet.instances[1].start();
-    wait_until("what was planned meanwhile runs", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        let of = |r: &&Run| r.occurrence > from && r.occurrence < from + 3000;
-        runs.iter().filter(of).count() >= 3
-    });
-    fleet.stop();
 }
 
 /// Daemon, guard and job are killed at once, and the daemon is started again under its name: its run from before is

@@ -1,4 +1,4 @@
-//! The first start of a fleet on a new Redis, with and without its wait, and what the history says of a later loss.
+//! The first start of a fleet on a new Redis, with and without its wait.
 
 use std::{
     fs,
@@ -240,56 +240,4 @@ fn a_new_fleet_starts_at_once_and_only_once() {
     refused("with its data");
     server.restart();
     refused("restarted with its data");
-}
-
-/// What was planned while a new fleet waited did not run: one record of the job says so, and until when.
-#[test]
-fn the_history_names_the_first_wait() {
-    let server = RedisServer::start();
-    let mut here = Here::new(&server, &format!("{EACH_SECOND}lease = '4s'\n"));
-    here.start("a", &[]);
-    here.start("b", &[]);
-    let succeeded = |here: &Here| {
-        let all = here.history("tick");
-        all.iter().filter(|r| r["outcome"] == "succeeded").count()
-    };
-    wait_until("it runs", GENEROUS, || succeeded(&here) > 0);
-    let all = here.history("tick");
-    let why = "the store was new, or had lost its data, and granted nothing until ";
-    let of_it = |r: &&Value| r["error"].as_str().is_some_and(|e| e.starts_with(why));
-    let waited: Vec<&Value> = all.iter().filter(of_it).collect();
-    let [waited] = waited[..] else {
-        panic!("not one record: {all:#?}");
-    };
-    assert_eq!(waited["outcome"], "skipped");
-    let count = waited["count"].as_u64().unwrap_or(1);
-    assert!(count > 2, "{all:#?}");
-    // It is the oldest, and nothing of that time ran.
-    assert_eq!(all.last(), Some(waited), "{all:#?}");
-    let until: jiff::Timestamp = waited["error"].as_str().expect("why")[why.len()..]
-        .parse()
-        .expect("a time");
-    for r in all.iter().filter(|r| r["outcome"] == "succeeded") {
-        let at: jiff::Timestamp = r["occurrence"]
-            .as_str()
-            .expect("one")
-            .parse()
-            .expect("a time");
-        assert!(at > until, "{all:#?}");
-    }
-    let last: jiff::Timestamp = waited["occurrence"]
-        .as_str()
-        .expect("one")
-        .parse()
-        .expect("a time");
-    let earlier = (last - std::time::Duration::from_secs(count - 1)).to_string();
-    let told = here
-        .command(&["why", "tick", &earlier])
-        .output()
-        .expect("it starts");
-    let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(
-        told.contains(&format!("It is one of {count} occurrences up to ")) && told.contains(why),
-        "{told}"
-    );
 }

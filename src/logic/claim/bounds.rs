@@ -1325,28 +1325,6 @@ fn a_key_that_the_store_knows_is_not_told_twice() {
     assert_eq!((&waiting[..], records.len()), (&["w".into()][..], 0));
 }
 
-/// Two instances: one tells what people asked for, the other, which knows nothing of the job, begins it anew.
-#[test]
-fn what_was_due_before_a_loss_may_have_run_also_where_the_store_was_told_something() {
-    let remembered = Remembered {
-        triggered: vec![used("a", T - 20)],
-        ..Remembered::default()
-    };
-    let tells = Register {
-        remembered,
-        adopt: None,
-        ..registration(T - 2000)
-    };
-    let begins = Register {
-        lost_before: T,
-        ..registration(0)
-    };
-    let (_, st, _) = asks_to_register(None, &tells, T + 1);
-    let (mut st, _) = registered(Some(st), &begins, T + 2);
-    let (answer, _) = claimed(&mut st, &asks(T - 1000), T + 3);
-    assert_eq!(recorded(&answer).0, Outcome::Unknown);
-}
-
 #[test]
 fn keys_of_our_own_are_forgotten_in_their_last_moment() {
     let kept = |age: i64| {
@@ -1410,37 +1388,6 @@ fn a_watermark_is_put_back_from_the_future_alone() {
         let st = controlled(st, &rewind, T).1;
         let times = st.last.and_then(|l| Some((l.from, l.started?, l.to)));
         assert_eq!(times, Some(wanted));
-    }
-}
-
-#[test]
-fn a_cancel_says_whether_it_dropped_something_or_ends_something() {
-    let held = entry(&asks(T), T, 1, T);
-    let awaited = Open {
-        next_attempt: Some(NextAttempt {
-            at: T,
-            trigger: Trigger::Retry,
-        }),
-        ..entry(&asks(T - 1000), T - 1000, 1, T)
-    };
-    for (open, answer, left, stops) in [
-        (vec![], Controlled::Nothing, 0, 0),
-        (vec![awaited.clone()], Controlled::Done, 0, 0),
-        (
-            vec![awaited, held.clone()],
-            Controlled::Stopping(vec![held.run.id]),
-            1,
-            1,
-        ),
-    ] {
-        let st = State { open, ..known() };
-        let (said, st, events) = controlled(st, &Control::Cancel, T + 1);
-        assert_eq!((said, st.open.len(), events.len()), (answer, left, stops));
-        assert!(
-            st.open
-                .iter()
-                .all(|e| e.stop == Some(StopRequest::Cancelled))
-        );
     }
 }
 

@@ -605,40 +605,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_named_in_order_and_once() {
-        // 3000 is there twice: by itself, and as what the newest of a catch-up gives up.
-        let mut q = queue(&[2000, 3000]);
-        let m = |at: i64| Missed {
-            first: Occurrence(at),
-            last: Occurrence(at),
-            count: 1,
-        };
-        let mut newest = due(scheduled(4000), 4000);
-        newest.missed = vec![m(1000), m(2000), m(3000)];
-        q.push(newest, 0, nothing);
-        q.outage();
-        let p = q.next_claim(&job(""), 4000, nothing).expect("one is due");
-        assert_eq!(lasts(&p.missed), [1000, 2000, 3000]);
-        // The first in the queue takes along what lies before it.
-        let p = q.next_claim(&job("overlap = \"queue\""), 4000, nothing);
-        assert_eq!(lasts(&p.expect("one is due").missed), [1000]);
-    }
-
-    #[test]
-    fn what_nobody_can_start_any_more_costs_no_memory() {
-        let mut q = Queue::default();
-        for i in 0..100_000 {
-            q.push(due(scheduled(i * 1000), i * 1000), i * 1000, nothing);
-        }
-        assert!(q.due.len() <= EACH + 1, "{}", q.due.len());
-        let p = q
-            .next_claim(&job(""), 200_000_000, nothing)
-            .expect("one is left");
-        assert_eq!(p.target, scheduled(99_999_000));
-        assert_eq!(p.missed.iter().map(|m| m.count).sum::<u64>(), 99_999);
-    }
-
-    #[test]
     fn what_may_still_be_started_costs_no_memory_either() {
         // The store cannot be reached for a day, and each may start a day late.
         let job = job("schedule = \"@every 1s\"\nstart_within = \"24h\"\ncatch_up = \"all\"");

@@ -125,16 +125,12 @@ fn a_store_clock_that_is_put_right_is_believed() {
     );
 }
 
-/// Instances with a job each second and one that is only triggered, who have begun to doubt the store's clock, which is
-/// an hour ahead or behind.
+/// Instances with a job each second, who have begun to doubt the store's clock, which is an hour ahead or
+/// behind.
 fn doubting(hours: i64) -> Fleet {
     let mut fleet = fleet(2)
         .store_with_own_clock()
         .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
-        .job(
-            "extra",
-            "schedule = []\nstart_within = \"2s\"\ncommand = [\"true\"]\n",
-        )
         .start();
     fleet.wait_runs(3);
     fleet.server().set_clock(hours * 3_600_000_000);
@@ -200,39 +196,6 @@ fn status_and_why_go_by_the_time_that_instances_believe() {
             !history.contains(" h ago") && !history.contains("in "),
             "{history}"
         );
-    }
-}
-
-#[test]
-fn a_trigger_says_that_the_clock_stands_in_its_way() {
-    let mut fleet = doubting(1);
-    let asked = fleet.said(&["trigger", "work", "--key", "a"]);
-    assert!(
-        asked.contains("once the store's clock is corrected"),
-        "{asked}"
-    );
-    let out = fleet.cli(&["trigger", "extra", "--key", "k", "--wait"]);
-    let said = String::from_utf8_lossy(&out.stderr);
-    assert_eq!(out.status.code(), Some(75), "{said}");
-    assert!(!said.contains("no instance is up"), "{said}");
-    assert!(
-        said.contains("do not believe the store's clock, which is "),
-        "{said}"
-    );
-    assert!(said.contains("with another key"), "{said}");
-    fleet.server().step_clock(Duration::ZERO);
-    let record = fleet.wait_record("extra", "missed");
-    let why = record["error"].as_str().expect("a reason");
-    assert!(why.contains("the store's clock was wrong"), "{why}");
-    for words in [
-        &["trigger", "extra", "--key", "k"][..],
-        &["trigger", "extra", "--key", "k", "--wait"],
-    ] {
-        let out = fleet.cli(words);
-        let said = [out.stdout, out.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        assert!(said.contains("the store's clock was wrong"), "{said}");
-        assert!(said.contains("use another --key to run it"), "{said}");
     }
 }
 
