@@ -38,11 +38,14 @@ fn wait_recovery(fleet: &Fleet, lost: i64) {
     }
 }
 
+/// A way to lose data, and what it is called.
+type Way = (&'static str, fn(&mut Fleet));
+
 /// Loses state in each way, one after the other, and looks for second runs, overlaps, and occurrences without a start
 /// or a record.
 #[test]
 fn redis_that_lost_its_data_or_has_older_runs_nothing_twice() {
-    let ways: [(&str, fn(&mut Fleet)); 4] = [
+    let ways: [Way; 4] = [
         ("restarted empty", |fleet| fleet.server().restart_empty()),
         ("rolled back to an older snapshot", |fleet| {
             let old = fleet.server().snapshot();
