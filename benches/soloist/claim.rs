@@ -11,7 +11,7 @@ use soloist::{
     store::{HISTORY_KEPT, Store, Tail, redis::RedisStore},
 };
 
-use crate::support::{Redis, Row, Sample, Table, establish, runtime};
+use crate::support::{Redis, Sample, Table, establish, runtime};
 
 /// The least that takes a lock and releases it.
 pub const TAKE: &str =
@@ -39,14 +39,9 @@ pub fn run(table: &mut Table, server: &Redis) {
     let task = runtime.spawn(async move {
         let ours = Ours::new(store).await;
         let raw = Raw {
-            pool: pool(&url, false).await,
+            pool: pool(&url).await,
             take,
             release,
-        };
-        let pinged = Raw {
-            pool: pool(&url, true).await,
-            take: raw.take.clone(),
-            release: raw.release.clone(),
         };
         let scripts = Scripts {
             pool: raw.pool.clone(),
@@ -59,22 +54,21 @@ pub fn run(table: &mut Table, server: &Redis) {
             scripts.cycle(i).await;
             raw.cycle(i).await;
         }
-        let mut times: [Vec<f64>; 4] = std::array::from_fn(|_| Vec::with_capacity(ROUNDS));
+        let mut times: [Vec<f64>; 3] = std::array::from_fn(|_| Vec::with_capacity(ROUNDS));
         for i in 0..ROUNDS {
             // In turns, so that whatever else the machine does hits all of them alike.
-            for k in 0..4 {
-                let which = (i + k) % 4;
+            for k in 0..3 {
+                let which = (i + k) % 3;
                 times[which].push(match which {
                     0 => timed(raw.cycle(i)).await,
                     1 => timed(scripts.cycle(i)).await,
-                    2 => timed(ours.cycle(i)).await,
-                    _ => timed(pinged.cycle(i)).await,
+                    _ => timed(ours.cycle(i)).await,
                 });
             }
         }
         times.map(Sample::new)
     });
-    let [raw, scripts, ours, pinged] = runtime.block_on(task).expect("measured");
+    let [raw, scripts, ours] = runtime.block_on(task).expect("measured");
     let show = |s: &Sample| format!("p50 {:.0} us, p99 {:.0} us", s.p50(), s.p99());
     table.row(
         "claim + settle / the same two scripts, raw",
@@ -96,20 +90,6 @@ pub fn run(table: &mut Table, server: &Redis) {
         "",
         "what the scripts themselves cost".to_owned(),
     );
-    table.note(
-        "SET NX and DEL with PING on checkout / without",
-        pinged.p50() / raw.p50(),
-        "",
-        show(&pinged),
-    );
-    let (take, give, claim, settle) = runtime.block_on(async { costs(server).await });
-    table.add(Row {
-        what: "server time of a claim / of a settlement".to_owned(),
-        figure: format!("{:.0} / {:.0} us", claim, settle),
-        target: String::new(),
-        met: None,
-        from: format!("SET NX {take:.0} us, DEL {give:.0} us"),
-    });
 }
 
 async fn timed(f: impl Future<Output = ()>) -> f64 {
@@ -118,11 +98,11 @@ async fn timed(f: impl Future<Output = ()>) -> f64 {
     began.elapsed().as_secs_f64() * 1e6
 }
 
-async fn pool(url: &str, ping: bool) -> Pool<RedisConnectionManager> {
+async fn pool(url: &str) -> Pool<RedisConnectionManager> {
     Pool::builder()
         .max_size(8)
         .min_idle(Some(1))
-        .test_on_check_out(ping)
+        .test_on_check_out(false)
         .build(RedisConnectionManager::new(url).expect("a URL"))
         .await
         .expect("a pool")
@@ -367,51 +347,4 @@ pub fn record(job: &str, at: i64, run: &str) -> RunRecord {
         waited: None,
         by: None,
     }
-}
-
-/// Microseconds inside the server for one call of each script: TAKE, RELEASE, `claim`, `settle`.
-async fn costs(server: &Redis) -> (f64, f64, f64, f64) {
-    let raw = Raw {
-        pool: pool(&server.url(), false).await,
-        take: server.load(TAKE),
-        release: server.load(RELEASE),
-    };
-    let scripts = Scripts {
-        pool: raw.pool.clone(),
-        claim: server.load(script("claim")),
-        settle: server.load(script("settle")),
-    };
-    // The server counts all EVALSHA together: one kind after the other.
-    const TIMES: usize = 20;
-    let mut spent = [0.0; 4];
-    let mut last = server.used().script_us;
-    let mut lap = |kind: usize| {
-        let now = server.used().script_us;
-        spent[kind] += now - last;
-        last = now;
-    };
-    let keys: Vec<String> = (0..JOBS)
-        .map(|i| format!("floor:{{job-{i:02}}}:lock"))
-        .collect();
-    for _ in 0..TIMES {
-        for key in &keys {
-            eval(&raw.pool, &call(&raw.take, &[key], &["o", "15000"])).await;
-        }
-        lap(0);
-        for key in &keys {
-            eval(&raw.pool, &call(&raw.release, &[key], &["o"])).await;
-        }
-        lap(1);
-        let mut claimed = vec![];
-        for i in 0..JOBS {
-            claimed.push(scripts.claim(i).await);
-        }
-        lap(2);
-        for c in claimed {
-            scripts.settle(c).await;
-        }
-        lap(3);
-    }
-    let [take, release, claim, settle] = spent.map(|us| us / (TIMES * JOBS) as f64);
-    (take, release, claim, settle)
 }

@@ -27,8 +27,6 @@ pub const JOBS: usize = 1000;
 /// As many runs of each job as an answer shows.
 const RUNS: usize = 24;
 const ASKED: usize = 500;
-/// Who ask and do not read, at one time.
-const SLOW: usize = 50;
 pub const LINES: &str = "[http]\nlisten = \"127.0.0.1:0\"\n";
 
 pub fn run(table: &mut Table, server: &Redis) {
@@ -241,25 +239,6 @@ fn jobs(table: &mut Table, server: &Redis) {
     );
     let name = format!("GET /api/v1/jobs, {JOBS} jobs with {RUNS} runs: p99");
     table.row(&name, times.p99(), "ms", 20.0, from);
-
-    let own = || memory_kib(daemon.pid(), "Anonymous:");
-    let before = own();
-    let slow: Vec<Client> = (0..SLOW)
-        .map(|_| {
-            let mut client = Client::new(&dir);
-            client
-                .ask("/api/v1/jobs", "application/json")
-                .expect("a beginning");
-            client
-        })
-        .collect();
-    // Once the kernel takes no more for them, and before the daemon gives them up.
-    std::thread::sleep(Duration::from_secs(3));
-    let grown = own() - before;
-    drop(slow);
-    let from = format!("grew by {:.1} MiB for {SLOW}", grown / 1024.0);
-    let name = "memory of its own for a client that asks for all jobs and does not read";
-    table.note(name, grown / SLOW as f64, "KiB", from);
     daemon.stop();
 }
 
@@ -357,19 +336,14 @@ fn memory(table: &mut Table, server: &Redis, jobs: usize) {
         } else {
             std::thread::sleep(Duration::from_secs(8));
         }
-        // The rest of RSS is pages of the program and its libraries, which all processes share. The kernel drops them
-        // at will, and maps up to 16 where one is touched: so two thirds of the program are there without HTTP, too.
-        let taken = ["Rss:", "Anonymous:"].map(|field| memory_kib(daemon.pid(), field) / 1024.0);
+        let taken = memory_kib(daemon.pid(), "Anonymous:") / 1024.0;
         daemon.stop();
         taken
     });
-    let [[rss_without, own_without], [rss_with, own_with]] = taken;
+    let [without, with] = taken;
     let name = format!(
         "memory (Anonymous) with HTTP, looked at, over that without, {jobs} jobs with {RUNS} runs"
     );
-    let from = format!("{own_with:.1} / {own_without:.1} MiB");
-    table.row(&name, own_with - own_without, "MiB", 3.0, from);
-    let name = format!("… RSS, which counts pages of the program, too, {jobs} jobs");
-    let from = format!("{rss_with:.1} / {rss_without:.1} MiB");
-    table.note(&name, rss_with - rss_without, "MiB", from);
+    let from = format!("{with:.1} / {without:.1} MiB");
+    table.row(&name, with - without, "MiB", 3.0, from);
 }

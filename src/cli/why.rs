@@ -689,28 +689,6 @@ mod tests {
         assert!(told(&f, AT - 4 * HOUR).starts_with("Not run: this schedule took effect"));
     }
 
-    /// Such a job is never planned, so that nothing but the store could know of its runs.
-    #[test]
-    fn a_loss_of_data_is_named_for_a_job_without_a_schedule() {
-        let text = "[jobs.draw]\ncommand = 'x'\n";
-        let config = crate::config::parse(text, Path::new("jobs.toml"), &|_| None).unwrap();
-        let name = JobName::new("draw");
-        let told = |f: &Facts, at: i64| f.explain(Occurrence(at)).verdict;
-        let mut f = facts(&name, &config);
-        f.fleet.born = AT - 2 * HOUR;
-        let nobody = "Nobody knows whether it ran: later, at 2026-11-20T13:00:00Z, the store lost its data, or was new, \
-                      and it has no record from before.";
-        let nothing = "Nothing happened at that time: the job has no schedule";
-        for (lost_before, since) in [(AT - 2 * HOUR, 0), (0, AT - HOUR)] {
-            let st = f.state.as_mut().unwrap();
-            (st.lost_before, st.since, st.newest) = (lost_before, since, 0);
-            assert_eq!(told(&f, AT - 3 * HOUR), nobody);
-            assert!(told(&f, AT - 1).starts_with(nothing));
-        }
-        f.state.as_mut().unwrap().since = AT - 10 * HOUR;
-        assert!(told(&f, AT - 3 * HOUR).starts_with(nothing));
-    }
-
     #[test]
     fn what_a_wrong_clock_gave_up_is_told_with_its_remedy_and_not_of_the_future() {
         let (name, config) = (JobName::new("draw"), config());

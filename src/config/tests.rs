@@ -335,77 +335,6 @@ timezone = "UTC"
 }
 
 #[test]
-fn defaults_are_those_of_the_documentation() {
-    let config = good("[jobs.a]\ncommand = 'x'\n");
-    let store = &config.store;
-    let here = std::env::current_dir().unwrap();
-    assert_eq!(store.url, StoreUrl::Sqlite(here.join("soloist.db")));
-    assert_eq!(
-        (store.namespace.as_str(), store.timeout, store.pool_size),
-        ("soloist", Duration::from_millis(500), 8)
-    );
-    assert_eq!(
-        (
-            store.min_replicas,
-            &store.username,
-            &store.password,
-            &store.tls
-        ),
-        (0, &None, &None, &None)
-    );
-    let retry = StoreRetry {
-        attempts: 3,
-        interval: Duration::from_millis(100),
-        exponential: true,
-        max_interval: Duration::from_secs(2),
-        jitter: true,
-    };
-    assert_eq!(store.retry, retry);
-    let limits = &config.limits;
-    assert_eq!(
-        (limits.max_parallel, limits.drain, limits.clock_drift),
-        (None, Duration::from_secs(60), 0.01)
-    );
-    let job = job(&config, "a");
-    assert!(job.enabled && job.schedules.is_empty() && job.tags.is_empty() && job.env.is_empty());
-    assert_eq!(
-        (&*job.timezone, job.jitter, job.grace),
-        ("UTC", Duration::ZERO, Duration::from_secs(10))
-    );
-    assert_eq!(
-        *job.lease,
-        Lease::new(Duration::from_secs(15), 0.01).unwrap()
-    );
-    assert_eq!(
-        (job.overlap, job.on_crash, job.on_state_loss),
-        (
-            crate::logic::claim::Overlap::Skip,
-            crate::logic::claim::OnCrash::Fail,
-            OnStateLoss::Skip
-        )
-    );
-    assert_eq!(
-        (job.max_attempts, &job.retry, job.timeout),
-        (1, &None, None)
-    );
-    assert_eq!(
-        (job.start_within, job.catch_up),
-        (Duration::from_secs(60), CatchUp::Latest)
-    );
-    assert_eq!(
-        (&*job.success_codes, job.output),
-        (
-            &[0][..],
-            Output {
-                keep: 64 << 10,
-                log: true
-            }
-        )
-    );
-    assert!(good("").jobs.is_empty());
-}
-
-#[test]
 fn max_attempts_follows_from_what_makes_attempts() {
     let attempts = |line: &str| {
         let job = job(&good(&with(line)), "a");
@@ -918,180 +847,6 @@ fn wrong_values_are_refused_with_what_is_right() {
     assert!(failures.is_empty(), "{failures}");
 }
 
-/// Lines of a job, or of the defaults, that are wrong alone or together with the defaults of other keys.
-const BAD_IN_A_JOB: [&str; 39] = [
-    "bogus = 1",
-    "description = 1",
-    "tags = ['x', 1]",
-    "enabled = 'true'",
-    "schedule = ['', '0 3 ! * *', 5, '0 25 * * *']",
-    "schedule = '@at 9999-12-31T00:00:00'",
-    "timezone = 'Nowhere/Nowhere'",
-    "dst = { gap = 'x', overlap = 'y' }",
-    "jitter = '-5s'",
-    "command = ['', 1, \"\\u0000\"]",
-    "command = ' '",
-    "env = { 'A B' = 'x', B = 1 }",
-    "env_file = 'none/such'",
-    "working_dir = ''",
-    "user = 1",
-    "group = ''",
-    "new_privileges = 1",
-    "timeout = '0s'",
-    "grace = 5",
-    "lease = '400ms'",
-    "lease = '1s'",
-    "lease = 'x'",
-    "renew_every = '5ms'",
-    "renew_every = '5s'",
-    "renew_every = 1",
-    "overlap = 'x'",
-    "on_crash = 'x'",
-    "on_state_loss = 'x'",
-    "retry = {}\nmax_attempts = 2",
-    "max_attempts = 0",
-    "retry = { attempts = 9, interval = 'x', bogus = 1 }",
-    "retry = { attempts = 'x', interval = '5s', max_interval = '1s' }",
-    "retry = 3",
-    "start_within = '0s'",
-    "catch_up = 'x'",
-    "success_codes = [256, 'x']",
-    "success_codes = []",
-    "output = { keep = 'x', log = 1 }",
-    "output = 1",
-];
-const BAD_IN_THE_STORE: [&str; 13] = [
-    "bogus = 1",
-    "url = 'redis://h:70000'",
-    "namespace = '{}'",
-    "username = 1",
-    "username = 'x'",
-    "password_file = 'none'",
-    "password_file = 1",
-    "tls = { ca = 1, cert = 'x' }",
-    "timeout = '0s'",
-    "timeout = '7s'",
-    "pool_size = 0",
-    "min_replicas = 1",
-    "retry = { interval = '5s', max_interval = '1s', backoff = 'x' }",
-];
-const BAD_IN_THE_LIMITS: [&str; 4] = [
-    "bogus = 1",
-    "max_parallel = 0",
-    "drain = 'x'",
-    "clock_drift = 1",
-];
-/// A contradiction is between two keys: if one of them is itself wrong, the other is not reported.
-const SIDES: [(&str, &[&str]); 6] = [
-    ("lease = '1s'", &["timeout = '0s'", "clock_drift"]),
-    ("renew_every = '5s'", &["lease"]),
-    ("timeout = '7s'", &["lease", "renew_every", "clock_drift"]),
-    ("retry", &["max_attempts"]),
-    // Which keys belong to the store depends on its kind.
-    ("url", &["username", "password_file", "tls", "min_replicas"]),
-    // Both limit how long a renewal may take.
-    ("lease = '1s'", &["renew_every = '5s'", "timeout = '7s'"]),
-];
-
-#[test]
-fn no_problem_hides_another() {
-    #[derive(Clone, Copy, PartialEq)]
-    struct Bad {
-        section: usize,
-        line: &'static str,
-    }
-    const SECTIONS: [&str; 5] = ["[store]", "[limits]", "[defaults]", "[jobs.a]", "[jobs.b]"];
-    // `[jobs.c]` uses the defaults.
-    let text = |bad: &[Bad]| {
-        let mut text = String::new();
-        for (at, section) in SECTIONS.iter().enumerate() {
-            writeln!(text, "{section}").unwrap();
-            let lines: Vec<_> = bad.iter().filter(|bad| bad.section == at).collect();
-            for bad in &lines {
-                writeln!(text, "{}", bad.line).unwrap();
-            }
-            let commands = lines.iter().any(|bad| bad.line.starts_with("command"));
-            if section.starts_with("[jobs") && !commands {
-                writeln!(text, "command = 'x'").unwrap();
-            }
-        }
-        text + "[jobs.c]\ncommand = 'x'\n[jobs.d]\ncommand = 'x'\nbogus = 1\n"
-    };
-    let found = |bad: &[Bad]| -> std::collections::BTreeSet<String> {
-        let of = |p: &Problem| format!("{} ({:?})", p.message, p.hint);
-        let report = match read(&text(bad)) {
-            Err(report) => report,
-            Ok(_) => panic!(
-                "accepted: {bad:?}",
-                bad = bad.iter().map(|b| b.line).collect::<Vec<_>>()
-            ),
-        };
-        report.problems().iter().map(of).collect()
-    };
-    let all: Vec<Bad> = [
-        &BAD_IN_THE_STORE[..],
-        &BAD_IN_THE_LIMITS,
-        &BAD_IN_A_JOB,
-        &BAD_IN_A_JOB,
-        &BAD_IN_A_JOB,
-    ]
-    .into_iter()
-    .enumerate()
-    .flat_map(|(section, lines)| lines.iter().map(move |line| Bad { section, line }))
-    .collect();
-    let key = |bad: &Bad| bad.line.split(' ').next();
-    let excused = |one: &Bad, other: &Bad| {
-        let two_sides = |a: &Bad, b: &Bad| {
-            let of = |(side, others): &(&str, &[&str])| {
-                a.line.starts_with(side) && others.iter().any(|other| b.line.starts_with(other))
-            };
-            SIDES.iter().any(of)
-        };
-        // Nothing depends on another job.
-        let apart = (one.section, other.section) == (3, 4);
-        let same_key = key(one) == key(other);
-        // The job's own value, wrong or not, replaces the default.
-        let covered = one.section == 2 && other.section > 2 && same_key;
-        one.section == other.section && same_key
-            || covered
-            || !apart && (two_sides(one, other) || two_sides(other, one))
-    };
-    let none = found(&[]);
-    let alone: Vec<_> = all.iter().map(|bad| found(&[*bad])).collect();
-    let mut failures = String::new();
-    for (n, one) in all.iter().enumerate() {
-        let sees = alone[n].len() > none.len() && alone[n].is_superset(&none);
-        assert!(sees, "{}: {:#?}", one.line, alone[n]);
-        for (m, other) in all.iter().enumerate().skip(n + 1) {
-            // Job `b` is tried only beside job `a`.
-            if excused(one, other) || one.section == 4 || other.section == 4 && one.section != 3 {
-                continue;
-            }
-            let both = found(&[*one, *other]);
-            let expected: std::collections::BTreeSet<_> = &alone[n] | &alone[m];
-            if both != expected {
-                let section = |bad: &Bad| SECTIONS[bad.section];
-                writeln!(
-                    failures,
-                    "{} {}   with   {} {}",
-                    section(one),
-                    one.line,
-                    section(other),
-                    other.line
-                )
-                .unwrap();
-                for missing in expected.difference(&both) {
-                    writeln!(failures, "    hidden: {missing}").unwrap();
-                }
-                for more in both.difference(&expected) {
-                    writeln!(failures, "    added:  {more}").unwrap();
-                }
-            }
-        }
-    }
-    assert!(failures.is_empty(), "{failures}");
-}
-
 #[test]
 fn every_problem_of_one_value_is_reported() {
     let cases = [
@@ -1176,27 +931,6 @@ fn a_wrong_schedule_is_marked_inside_its_string() {
         bad_field(&with("schedule = \"0 3 \\u0021 * *\"")),
         (Some(3), 12)
     );
-}
-
-#[test]
-fn places_inside_a_string_are_found_unless_it_has_escapes() {
-    let cases = [
-        ("'abc'", "abc", 1..2, 2..3),
-        ("\"abc\"", "abc", 0..3, 1..4),
-        ("\"\"\"abc\"\"\"", "abc", 2..3, 5..6),
-        ("'''abc'''", "abc", 3..3, 6..6),
-        ("\"\\u0061bc\"", "abc", 1..2, 0..10),
-        ("'abc'", "abc", 2..9, 0..5),
-        ("'aüc'", "aüc", 2..3, 0..6),
-        ("'", "", 0..1, 0..1),
-    ];
-    for (text, value, inner, expected) in cases {
-        assert_eq!(
-            tree::inside(text, 0..text.len(), value, &inner),
-            expected,
-            "{text} {inner:?}"
-        );
-    }
 }
 
 #[test]
@@ -1516,37 +1250,12 @@ fn digests_tell_what_changed() {
         "dst = { gap = 'skip' }",
         "dst = { overlap = 'both' }",
     ];
-    let what = [
-        "jitter = '1s'",
-        "env = { A = '1' }",
-        "env = { A1 = '' }",
-        "pass_env = ['A']",
-        "working_dir = '/'",
-        "user = 'x'",
-        "group = 'x'",
-        "new_privileges = true",
-        "timeout = '1s'",
-        "grace = '1s'",
-        "lease = '16s'",
-        "renew_every = '1s'",
-        "overlap = 'allow'",
-        "on_crash = 'rerun'",
-        "on_state_loss = 'rerun'",
-        "max_attempts = 4",
-        "retry = {}",
-        "start_within = '2m'",
-        "catch_up = 'none'",
-        "success_codes = [0, 1]",
-        "output = { keep = 1 }",
-        "output = { log = false }",
-        "enabled = false",
-    ];
     let mut seen = std::collections::HashSet::from([before.1.clone()]);
-    for line in when.iter().chain(&what) {
+    for line in when {
         let after = digests(&format!("{base}{line}\n"));
         assert!(seen.insert(after.1), "{line}");
         assert_ne!(after.0, before.0, "{line}");
-        assert_eq!(after.2 != before.2, when.contains(line), "{line}");
+        assert_ne!(after.2, before.2, "{line}");
     }
     let value = |value: &str| digests(&format!("{base}env = {{ PIN = '{value}' }}\n"));
     assert_eq!(value("1234"), value("4321"), "a digest is no oracle");

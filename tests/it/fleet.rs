@@ -6,7 +6,7 @@ use rustix::process::Signal;
 
 use crate::support::{
     GENEROUS,
-    fleet::{Fleet, Instance, LATE_RATHER_THAN_SKIPPED, Plan, each_second, fleet, occurrence_ms},
+    fleet::{Fleet, Instance, LATE_RATHER_THAN_SKIPPED, each_second, fleet, occurrence_ms},
     proxy::Fault,
     test_seconds,
     trace::{ONCE, Run},
@@ -32,25 +32,6 @@ fn names(n: usize) -> Vec<String> {
     (1..=n).map(|i| format!("job{i:02}")).collect()
 }
 
-/// As a server with `timeout`, or a proxy, does to those that are idle.
-#[test]
-fn connections_that_the_server_closes_alarm_nobody() {
-    let mut fleet = fleet(1)
-        .witness("a", "for=500", LATE_RATHER_THAN_SKIPPED)
-        .start();
-    for _ in 0..8 {
-        fleet.wait_more_runs(1);
-        let all = ["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"];
-        fleet.server().command::<i64>(&all);
-    }
-    fleet.stop();
-    let log = fleet.instances[0].log_text();
-    for alarm in ["does not answer", "cannot record the outcome"] {
-        assert!(!log.contains(alarm), "{log}");
-    }
-    fleet.judge_all_started(&["a"]);
-}
-
 #[test]
 fn every_occurrence_runs_once_on_five_instances_with_wrong_clocks() {
     let jobs = names(20);
@@ -69,24 +50,6 @@ fn every_occurrence_runs_once_on_five_instances_with_wrong_clocks() {
     let wins = fleet.trace().wins();
     println!("runs of each instance: {wins:?}");
     assert_eq!(wins.len(), 5, "each instance wins now and then: {wins:?}");
-}
-
-#[test]
-fn twelve_contenders_at_one_instant_are_granted_once() {
-    let mut fleet = fleet(12)
-        .alone()
-        .witness("a", "for=5", LATE_RATHER_THAN_SKIPPED)
-        .start();
-    // All of them are there, not the first one alone.
-    wait_until("all twelve instances are seen", GENEROUS, || {
-        let cli = fleet.cli(&["status", "--json"]);
-        let text = String::from_utf8_lossy(&cli.stdout).into_owned();
-        (1..=12).all(|i| text.contains(&format!("\"i{i}\"")))
-    });
-    let after = fleet.trace().runs().len();
-    fleet.wait_runs(after + 4);
-    fleet.stop();
-    fleet.judge_all_started(&["a"]);
 }
 
 #[test]
@@ -171,15 +134,6 @@ fn nothing_missed(fleet: &Fleet, job: &str) {
     assert!(missed.is_empty(), "{missed:#?}");
 }
 
-const STEPS: [(i64, i64); 6] = [
-    (3600, 40),
-    (-3600, 20),
-    (0, 60),
-    (-3600, 10),
-    (3600, 30),
-    (0, 50),
-];
-
 #[test]
 fn a_stepped_wall_clock_neither_repeats_nor_loses() {
     let clocks = WallClocks::right();
@@ -189,7 +143,7 @@ fn a_stepped_wall_clock_neither_repeats_nor_loses() {
     }
     let mut fleet = plan.start();
     fleet.wait_runs(3);
-    for (ahead, ms) in STEPS {
+    for (ahead, ms) in [(3600, 40), (-3600, 20), (0, 60)] {
         // All of them, so that none can do it for the others.
         let ahead = [ahead, ahead, -ahead];
         clocks.step_before_an_instant(&ahead, ms);
@@ -199,74 +153,6 @@ fn a_stepped_wall_clock_neither_repeats_nor_loses() {
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
     nothing_missed(&fleet, "a");
-}
-
-#[test]
-fn a_lone_instance_survives_steps_of_its_wall_clock() {
-    let clocks = WallClocks::right();
-    let mut fleet = fleet(1)
-        .clock_file(0, &clocks.file(0))
-        .witness("a", "for=5", "catch_up = \"all\"")
-        .start();
-    fleet.wait_runs(2);
-    for (ahead, ms) in STEPS {
-        clocks.step_before_an_instant(&[ahead], ms);
-        wait_stepped(&fleet, &[ahead]);
-        wait_runs_from_now(&fleet, &["a"]);
-    }
-    fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
-    nothing_missed(&fleet, "a");
-}
-
-#[test]
-fn a_wall_clock_that_is_stepped_while_the_store_is_silent_loses_nothing() {
-    let clocks = WallClocks::right();
-    let mut fleet = fleet(1)
-        .proxied()
-        .clock_file(0, &clocks.file(0))
-        .witness("a", "for=5", "")
-        .start();
-    fleet.wait_runs(2);
-    for ahead in [3600, -3600, 0] {
-        fleet.proxies[0].set(Fault::Stall);
-        // No answer tells the instance of this step before two more occurrences are due.
-        clocks.step_before_an_instant(&[ahead], 100);
-        sleep_until_instant(0);
-        sleep_until_instant(0);
-        fleet.proxies[0].set(Fault::None);
-        wait_stepped(&fleet, &[ahead]);
-        wait_runs_from_now(&fleet, &["a"]);
-    }
-    fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
-}
-
-/// The clock of a file is the host's: no answer of the store is needed to see a step of it.
-#[test]
-fn a_step_of_the_wall_clock_is_seen_while_the_file_is_locked() {
-    let clocks = WallClocks::right();
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let file = dir.path().join("soloist.db");
-    let mut fleet = fleet(1)
-        .sqlite_at(&file)
-        .clock_file(0, &clocks.file(0))
-        .witness("a", "for=5", "")
-        .start();
-    fleet.wait_runs(2);
-    let other = rusqlite::Connection::open(&file).expect("the store's file");
-    other
-        .busy_timeout(GENEROUS)
-        .and_then(|()| other.execute_batch("BEGIN IMMEDIATE"))
-        .expect("a lock on the file");
-    clocks.step(&[3600]);
-    wait_until("the step is noticed", GENEROUS, || {
-        let log = fleet.instances[0].log_text();
-        log.contains("the store's clock is 3600.0s ahead of the time that this host measured")
-    });
-    assert!(!fleet.instances[0].log_text().contains("does not answer"));
-    other.execute_batch("ROLLBACK").expect("the lock is gone");
-    fleet.stop();
 }
 
 #[test]
@@ -304,56 +190,10 @@ fn three_instances_on_one_file_run_every_occurrence_once() {
     assert!(wins.len() > 1, "wins spread over the instances: {wins:?}");
 }
 
-#[test]
-fn a_file_survives_the_sigkill_of_its_writers() {
-    let mut fleet = fleet(3)
-        .sqlite()
-        .witness("a", "for=5", "")
-        .witness("b", "for=5", "")
-        .witness("c", "for=300", "on_crash = \"rerun\"")
-        .start();
-    fleet.wait_runs(4);
-    for i in [0, 1, 2, 0] {
-        fleet.instances[i].kill();
-        fleet.instances[i].start();
-        fleet.wait_more_runs(4);
-    }
-    fleet.stop();
-    let found = fleet.trace().violations(crate::support::trace::RERUN);
-    fleet.accept(&found);
-    fleet.judge(crate::support::trace::RERUN, &["a", "b", "c"], None);
-}
-
-#[test]
-fn an_idle_instance_that_is_sigkilled_costs_no_occurrence() {
-    // Until the others take it for dead (3.5 s) it is the first in rank for a third of all occurrences: so many that
-    // it cannot be none.
-    let jobs = names(12);
-    let mut plan = fleet(3).alone();
-    for job in &jobs {
-        plan = plan.witness(job, "for=5", "catch_up = \"all\"");
-    }
-    let jobs: Vec<&str> = jobs.iter().map(String::as_str).collect();
-    let mut fleet = plan.start();
-    wait_runs_from_now(&fleet, &jobs);
-    // In the middle of a second.
-    sleep_until_instant(-500_000);
-    fleet.instances[1].kill();
-    for _ in 0..2 {
-        wait_runs_from_now(&fleet, &jobs);
-    }
-    fleet.instances[1].start();
-    wait_runs_from_now(&fleet, &jobs);
-    fleet.stop();
-    fleet.judge(ONCE, &jobs, None);
-    for job in jobs {
-        nothing_missed(&fleet, job);
-    }
-}
-
 /// Reloads `fleet` again and again around some instants: one job is kept, of one the definition changes, of one the
 /// schedule too, one comes and goes.
-fn reload_around_instants(fleet: &mut Fleet) {
+#[test]
+fn sighup_at_the_instant_neither_repeats_nor_loses() {
     fn write(fleet: &mut Fleet, round: usize, added: bool) {
         let described = each_second("for=5", &format!("description = \"round {round}\""));
         fleet.set_job("described", Some(&described));
@@ -366,25 +206,32 @@ fn reload_around_instants(fleet: &mut Fleet) {
             fleet.write_config(i);
         }
     }
+    let mut fleet = fleet(3)
+        .alone()
+        .witness("kept", "for=5", "")
+        .witness("described", "for=5", "")
+        .witness("changed", "for=5", "")
+        .start();
+    fleet.wait_runs(9);
     for instant in 0..10 {
         // From 30 ms before the instant (to read the file takes a few) until 5 ms after it.
         sleep_until_instant(-30_000);
         let until = now_us() + 35_000;
         let mut round = instant;
         while now_us() < until {
-            write(fleet, round, round % 3 == 0);
+            write(&mut fleet, round, round % 3 == 0);
             fleet.signal_all(Signal::HUP);
             // Two signals that wait are one, so that more of them do not make it denser.
             std::thread::sleep(Duration::from_millis(2));
             round += 1;
         }
         if instant % 3 == 2 {
-            wait_runs_from_now(fleet, &["kept"]);
+            wait_runs_from_now(&fleet, &["kept"]);
         }
     }
-    write(fleet, 1000, true);
+    write(&mut fleet, 1000, true);
     fleet.signal_all(Signal::HUP);
-    wait_runs_from_now(fleet, &["kept", "described", "changed", "added"]);
+    wait_runs_from_now(&fleet, &["kept", "described", "changed", "added"]);
     fleet.stop();
     fleet.judge(ONCE, &["kept", "described", "changed"], None);
     // Signals that wait are one; but at each instant there were some.
@@ -397,27 +244,6 @@ fn reload_around_instants(fleet: &mut Fleet) {
             i.id
         );
     }
-}
-
-fn to_be_reloaded(size: usize) -> Plan {
-    fleet(size)
-        .witness("kept", "for=5", "")
-        .witness("described", "for=5", "")
-        .witness("changed", "for=5", "")
-}
-
-#[test]
-fn sighup_at_the_instant_neither_repeats_nor_loses() {
-    let mut fleet = to_be_reloaded(3).alone().start();
-    fleet.wait_runs(9);
-    reload_around_instants(&mut fleet);
-}
-
-#[test]
-fn sighup_at_the_instant_loses_nothing_on_a_lone_instance() {
-    let mut fleet = to_be_reloaded(1).start();
-    fleet.wait_runs(9);
-    reload_around_instants(&mut fleet);
 }
 
 #[test]
@@ -487,38 +313,6 @@ fn an_invalid_file_on_sighup_leaves_the_jobs_in_force() {
     fleet.write_config(0);
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
-}
-
-/// Until a quarantine is over, instances ask nothing about jobs.
-#[test]
-fn jobs_are_registered_once_in_a_quarantine_not_again_and_again() {
-    const JOBS: usize = 300;
-    let mut plan = fleet(1).default("lease", "\"4s\"");
-    for i in 0..JOBS {
-        plan = plan.job(
-            &format!("job-{i}"),
-            "schedule = \"@daily\"\ncommand = \"true\"",
-        );
-    }
-    let mut fleet = plan.start();
-    let server = fleet.server();
-    wait_until("all jobs are registered", GENEROUS, || {
-        let states: Vec<String> = server.command(&["KEYS", "*:state"]);
-        states.len() == JOBS
-    });
-    let stats: String = server.command(&["INFO", "commandstats"]);
-    let reads = stats
-        .lines()
-        .find_map(|l| l.strip_prefix("cmdstat_hgetall:calls="))
-        .and_then(|l| l.split(',').next()?.parse().ok());
-    let reads: usize = reads.expect("states were read");
-    // At first, when the quarantine is over, and once more to adopt each; and the heartbeats, which are more the longer
-    // a busy host takes. Where the store does not answer in time, the instance asks again.
-    let log = fleet.instances[0].log_text();
-    let again = log.matches("cannot register jobs with the store").count();
-    let most = (6 + again) * JOBS;
-    assert!((2 * JOBS..most).contains(&reads), "{reads} reads");
-    fleet.stop();
 }
 
 /// Runs every planned occurrence, however late, except those that are not owed.
@@ -616,135 +410,39 @@ fn what_is_planned_while_a_job_is_disabled_or_absent_is_never_run() {
 /// The same if instances are started again with another file, instead of reading it again.
 #[test]
 fn what_is_planned_while_a_restart_has_disabled_or_removed_a_job_is_never_run() {
-    for plan in [fleet(2), fleet(1).sqlite()] {
-        let mut fleet = plan.witness("work", "for=5", EVERYTHING).start();
-        let table = each_second("for=5", EVERYTHING);
-        let restart = |fleet: &mut Fleet, lines: Option<&str>| {
-            fleet.stop();
-            fleet.set_job("work", lines);
-            for i in 0..fleet.instances.len() {
-                std::fs::write(&fleet.instances[i].log, "").expect("an empty log");
-                fleet.write_config(i);
-                fleet.instances[i].start();
-            }
-        };
-        for without in [Some(format!("{table}enabled = false\n")), None] {
-            let since = now_us() / 1000;
-            wait_until("it runs", GENEROUS, || {
-                let runs = fleet.trace().runs_of("work");
-                runs.iter().filter(|r| r.occurrence > since).count() >= 2
-            });
-            restart(&mut fleet, without.as_deref());
-            wait_until("the store is told so", GENEROUS, || {
-                let told = |i: &Instance| i.log_text().contains("does not have this job enabled");
-                fleet.instances.iter().any(told)
-            });
-            let from = idle_for(&fleet, 4);
-            let to = now_us() / 1000;
-            restart(&mut fleet, Some(&table));
-            wait_until("it runs again", GENEROUS, || {
-                let runs = fleet.trace().runs_of("work");
-                runs.iter().filter(|r| r.occurrence > to).count() >= 3
-            });
-            nothing_of(&fleet, "work", from, to);
-        }
-        fleet.stop();
-        fleet.judge(ONCE, &[], None);
-    }
-}
-
-/// One instance has not the job any more, the other one has it. Nobody takes it for absent: what is planned while the
-/// second is down is caught up.
-#[test]
-fn a_job_that_one_instance_still_has_is_owed() {
     let mut fleet = fleet(2).witness("work", "for=5", EVERYTHING).start();
-    fleet.wait_runs(2);
-    fleet.set_job("work", None);
-    fleet.write_config(0);
-    fleet.instances[0].signal(Signal::HUP);
-    wait_until("the first instance says so", GENEROUS, || {
-        let log = fleet.instances[0].log_text();
-        log.contains("does not have this job enabled")
-    });
-    let removed = now_us() / 1000;
-    wait_until("the second runs it", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        runs.iter().filter(|r| r.occurrence > removed).count() >= 2
-    });
-    fleet.instances[1].urge();
-    let from = idle(3);
-    fleet.instances[1].start();
-    wait_until("what was planned meanwhile runs", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        let of = |r: &&Run| r.occurrence > from && r.occurrence < from + 3000;
-        runs.iter().filter(of).count() >= 3
-    });
-    fleet.stop();
-}
-
-/// A reload removes a job and brings it back while the store is away: what is planned after that runs.
-#[test]
-fn what_is_planned_after_a_job_is_back_is_owed_also_while_the_store_is_away() {
-    let mut fleet = fleet(1).witness("work", "for=5", EVERYTHING).start();
-    fleet.wait_runs(2);
-    fleet.server().stop();
     let table = each_second("for=5", EVERYTHING);
-    for lines in [None, Some(&*table)] {
-        std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
+    let restart = |fleet: &mut Fleet, lines: Option<&str>| {
+        fleet.stop();
         fleet.set_job("work", lines);
-        fleet.write_config(0);
-        fleet.instances[0].signal(Signal::HUP);
-        fleet.wait_log(0, "configuration reloaded");
-    }
-    let back = idle(4);
-    fleet.server().cont();
-    wait_until("what was planned meanwhile runs", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        let of = |r: &&Run| r.occurrence > back && r.occurrence < back + 4000;
-        runs.iter().filter(of).count() >= 3
-    });
-    fleet.stop();
-}
-
-/// The store loses its data while a job is disabled: what was planned meanwhile neither runs nor is unknown, also not
-/// for an instance that starts later.
-#[test]
-fn what_is_planned_while_a_job_is_disabled_is_not_lost_with_the_stores_data() {
-    let lines = &format!("{EVERYTHING}lease = \"1s\"\n");
-    let mut fleet = fleet(1).witness("work", "for=5", lines).start();
-    fleet.wait_runs(2);
-    let table = each_second("for=5", lines);
-    let reload = |fleet: &mut Fleet, enabled: bool| {
-        std::fs::write(&fleet.instances[0].log, "").expect("an empty log");
-        fleet.set_job("work", Some(&format!("{table}enabled = {enabled}\n")));
-        fleet.write_config(0);
-        fleet.instances[0].signal(Signal::HUP);
-        fleet.wait_log(0, "configuration reloaded");
+        for i in 0..fleet.instances.len() {
+            std::fs::write(&fleet.instances[i].log, "").expect("an empty log");
+            fleet.write_config(i);
+            fleet.instances[i].start();
+        }
     };
-    reload(&mut fleet, false);
-    let from = idle(3);
-    fleet.server().restart();
-    fleet.wait_log(0, "the wait is over");
-    fleet.wait_log(0, "does not have this job enabled");
-    idle(2);
-    reload(&mut fleet, true);
-    let to = now_us() / 1000;
-    wait_until("it runs again", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        runs.iter().filter(|r| r.occurrence > to).count() >= 2
-    });
-    fleet.instances[0].urge();
-    fleet.instances[0].start();
-    let again = now_us() / 1000;
-    wait_until("it runs again", GENEROUS, || {
-        let runs = fleet.trace().runs_of("work");
-        runs.iter().filter(|r| r.occurrence > again).count() >= 2
-    });
-    nothing_of(&fleet, "work", from, to);
-    let history = fleet.history("work");
-    let unknown = history.iter().filter(|r| r["outcome"] == "unknown");
-    assert_eq!(unknown.count(), 0, "{history:?}");
+    for without in [Some(format!("{table}enabled = false\n")), None] {
+        let since = now_us() / 1000;
+        wait_until("it runs", GENEROUS, || {
+            let runs = fleet.trace().runs_of("work");
+            runs.iter().filter(|r| r.occurrence > since).count() >= 2
+        });
+        restart(&mut fleet, without.as_deref());
+        wait_until("the store is told so", GENEROUS, || {
+            let told = |i: &Instance| i.log_text().contains("does not have this job enabled");
+            fleet.instances.iter().any(told)
+        });
+        let from = idle_for(&fleet, 4);
+        let to = now_us() / 1000;
+        restart(&mut fleet, Some(&table));
+        wait_until("it runs again", GENEROUS, || {
+            let runs = fleet.trace().runs_of("work");
+            runs.iter().filter(|r| r.occurrence > to).count() >= 3
+        });
+        nothing_of(&fleet, "work", from, to);
+    }
     fleet.stop();
+    fleet.judge(ONCE, &[], None);
 }
 
 /// Daemon, guard and job are killed at once, and the daemon is started again under its name: its run from before is

@@ -612,28 +612,6 @@ async fn a_lease_that_is_another_s_by_now_starts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_to_end_a_run_that_comes_during_a_renewal_is_heard_at_once() {
-    let node = Node::new(&format!("command = \"sleep 60\"\n{LONG_LEASE}")).await;
-    node.start(node.granted().await);
-    until("the run goes on", async || {
-        (!node.holder.running().is_empty()).then_some(())
-    })
-    .await;
-    node.line.hold_renewals();
-    node.holder.nudge(&node.job.name);
-    until("a renewal is under way", async || {
-        (node.line.renewals() == 1).then_some(())
-    })
-    .await;
-    // The store answered the renewal before this request.
-    node.cancel().await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    node.line.let_go();
-    assert_eq!(node.record().await.outcome, Outcome::Cancelled);
-    assert!(node.line.renewals() >= 2);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_run_writes_can_be_read_while_it_goes_on() {
     let node = Node::new(&format!(
         "command = \"echo one; while sleep 0.1; do echo more; done\"\n{LONG_LEASE}"

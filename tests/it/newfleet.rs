@@ -1,4 +1,4 @@
-//! The first start of a fleet on a new Redis, with and without its wait, and what the history says of a later loss.
+//! The first start of a fleet on a new Redis, with and without its wait.
 
 use std::{
     fs,
@@ -205,26 +205,6 @@ fn each_command_says_why_nothing_starts_yet() {
     }
 }
 
-/// The log of the first start says so.
-#[test]
-fn an_instance_that_waits_may_be_stopped_and_started_as_a_new_fleet() {
-    let server = RedisServer::start();
-    let mut here = Here::new(&server, EACH_SECOND);
-    here.start("a", &[]);
-    wait_until("it says so", GENEROUS, || {
-        here.log("a").contains("start it once with --new-fleet")
-    });
-    let mut a = here.running.pop().expect("it runs");
-    process::signal(a.id(), Signal::TERM);
-    assert!(a.wait().expect("it ends").success());
-    here.start("b", &["--new-fleet"]);
-    wait_until("it starts without a wait", GENEROUS, || {
-        let log = here.log("b");
-        assert!(!log.contains("is refused"), "{log}");
-        log.contains("starting without a wait")
-    });
-}
-
 #[test]
 fn a_new_fleet_starts_at_once_and_only_once() {
     let mut server = RedisServer::start();
@@ -260,93 +240,4 @@ fn a_new_fleet_starts_at_once_and_only_once() {
     refused("with its data");
     server.restart();
     refused("restarted with its data");
-}
-
-/// The history says that a loss of the data kept the job from running.
-#[test]
-fn the_history_names_a_loss_of_the_data() {
-    let server = RedisServer::start();
-    let mut here = Here::new(&server, &format!("{EACH_SECOND}lease = '4s'\n"));
-    here.start("a", &["--new-fleet"]);
-    wait_until("it runs its job", GENEROUS, || {
-        here.history("tick").len() > 3
-    });
-    server.flush();
-    let succeeded = |here: &Here| {
-        let all = here.history("tick");
-        all.iter().filter(|r| r["outcome"] == "succeeded").count()
-    };
-    // What ran at that moment is recorded afterwards.
-    wait_until("the data is gone", GENEROUS, || succeeded(&here) <= 1);
-    wait_until("it runs again", GENEROUS, || succeeded(&here) > 2);
-    let all = here.history("tick");
-    let missed: Vec<&Value> = all.iter().filter(|r| r["outcome"] == "missed").collect();
-    // However many claims it took.
-    let oldest = missed.last().expect("something was missed");
-    let until = oldest["error"].as_str().and_then(|why| {
-        why.strip_prefix("the store had lost its data, and granted nothing until ")
-    });
-    let until: jiff::Timestamp = until.expect("why").parse().expect("a time");
-    let last: jiff::Timestamp = oldest["occurrence"]
-        .as_str()
-        .expect("one")
-        .parse()
-        .expect("a time");
-    assert!(last <= until, "{all:#?}");
-    let after = missed.iter().filter(|r| r["error"] == oldest["error"]);
-    assert_eq!(after.count(), 1, "{all:#?}");
-    let count = oldest["count"].as_u64();
-    assert!(count.is_some_and(|n| n > 2), "{all:#?}");
-}
-
-/// What was planned while a new fleet waited did not run: one record of the job says so, and until when.
-#[test]
-fn the_history_names_the_first_wait() {
-    let server = RedisServer::start();
-    let mut here = Here::new(&server, &format!("{EACH_SECOND}lease = '4s'\n"));
-    here.start("a", &[]);
-    here.start("b", &[]);
-    let succeeded = |here: &Here| {
-        let all = here.history("tick");
-        all.iter().filter(|r| r["outcome"] == "succeeded").count()
-    };
-    wait_until("it runs", GENEROUS, || succeeded(&here) > 0);
-    let all = here.history("tick");
-    let why = "the store was new, or had lost its data, and granted nothing until ";
-    let of_it = |r: &&Value| r["error"].as_str().is_some_and(|e| e.starts_with(why));
-    let waited: Vec<&Value> = all.iter().filter(of_it).collect();
-    let [waited] = waited[..] else {
-        panic!("not one record: {all:#?}");
-    };
-    assert_eq!(waited["outcome"], "skipped");
-    let count = waited["count"].as_u64().unwrap_or(1);
-    assert!(count > 2, "{all:#?}");
-    // It is the oldest, and nothing of that time ran.
-    assert_eq!(all.last(), Some(waited), "{all:#?}");
-    let until: jiff::Timestamp = waited["error"].as_str().expect("why")[why.len()..]
-        .parse()
-        .expect("a time");
-    for r in all.iter().filter(|r| r["outcome"] == "succeeded") {
-        let at: jiff::Timestamp = r["occurrence"]
-            .as_str()
-            .expect("one")
-            .parse()
-            .expect("a time");
-        assert!(at > until, "{all:#?}");
-    }
-    let last: jiff::Timestamp = waited["occurrence"]
-        .as_str()
-        .expect("one")
-        .parse()
-        .expect("a time");
-    let earlier = (last - std::time::Duration::from_secs(count - 1)).to_string();
-    let told = here
-        .command(&["why", "tick", &earlier])
-        .output()
-        .expect("it starts");
-    let told = String::from_utf8_lossy(&told.stdout).into_owned();
-    assert!(
-        told.contains(&format!("It is one of {count} occurrences up to ")) && told.contains(why),
-        "{told}"
-    );
 }

@@ -164,33 +164,6 @@ fn as_root_the_way_to_a_file_counts_as_well() {
 }
 
 #[test]
-fn as_root_a_pipe_of_another_user_is_not_read() {
-    if !root() {
-        return;
-    }
-    for file in ["jobs.toml", "variables", "password"] {
-        let place = Place::new();
-        let (config, path) = (place.path("jobs.toml"), place.path(file));
-        let text = fs::read_to_string(&path).expect("text");
-        place.write("text", &text);
-        fs::remove_file(&path).expect("removed");
-        mode(place.dir.path(), 0o1777);
-        let made = Command::new("mkfifo").arg(&path).status();
-        assert!(made.expect("mkfifo").success());
-        chown(&path, Some(STRANGER), None).expect("another owner");
-        let mut writer = Command::new("sh");
-        writer.args(["-c", "exec cat \"$0\" > \"$1\""]);
-        writer.arg(place.path("text")).arg(&path);
-        let mut writer = writer.spawn().expect("a writer");
-        let (code, text) = run(check(&config));
-        writer.kill().expect("ours");
-        writer.wait().expect("reaped");
-        assert_eq!(code, Some(78), "{file}: {text}");
-        assert!(text.contains("belongs to user 54321"), "{file}: {text}");
-    }
-}
-
-#[test]
 fn another_user_is_warned() {
     if !root() {
         return;

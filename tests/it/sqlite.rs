@@ -195,16 +195,6 @@ fn without_log(path: &Path, copy: &TempDir) -> SqliteStore {
 }
 
 #[tokio::test]
-async fn a_copy_of_a_new_file_alone_is_the_same_store() {
-    let (dir, copy) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    let path = dir.path().join("state.db");
-    let store = SqliteStore::open(&path).unwrap();
-    let copied = without_log(&path, &copy);
-    let of = async |store: &SqliteStore| store.observe(&[]).await.unwrap().incarnation;
-    assert_eq!(of(&copied).await, of(&store).await);
-}
-
-#[tokio::test]
 async fn what_was_decided_is_in_the_file_when_its_log_was_removed() {
     let (dir, copy) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let path = dir.path().join("state.db");

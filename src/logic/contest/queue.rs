@@ -541,22 +541,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_with_one_that_is_there_already_is_not_forgotten() {
-        let mut q = queue(&[3000]);
-        let m = |at: i64| Missed {
-            first: Occurrence(at),
-            last: Occurrence(at),
-            count: 1,
-        };
-        let mut same = due(scheduled(3000), 3000);
-        same.missed = vec![m(1000), m(2000)];
-        q.push(same.clone(), 0, nothing);
-        q.push(same, 0, nothing);
-        let p = q.next_claim(&job(""), 3000, nothing).expect("one is due");
-        assert_eq!(lasts(&p.missed), [1000, 2000]);
-    }
-
-    #[test]
     fn a_claim_that_was_planned_before_others_came_in_is_known() {
         let m = Missed {
             first: Occurrence(1000),
@@ -618,40 +602,6 @@ mod tests {
         assert_eq!(lasts(&p.missed), [14_000, 18_000, 20_000, 22_000]);
         q.trim(&job.schedules, Occurrence(19_000));
         assert_eq!(q.early, [21_000].map(Occurrence));
-    }
-
-    #[test]
-    fn what_is_given_up_is_named_in_order_and_once() {
-        // 3000 is there twice: by itself, and as what the newest of a catch-up gives up.
-        let mut q = queue(&[2000, 3000]);
-        let m = |at: i64| Missed {
-            first: Occurrence(at),
-            last: Occurrence(at),
-            count: 1,
-        };
-        let mut newest = due(scheduled(4000), 4000);
-        newest.missed = vec![m(1000), m(2000), m(3000)];
-        q.push(newest, 0, nothing);
-        q.outage();
-        let p = q.next_claim(&job(""), 4000, nothing).expect("one is due");
-        assert_eq!(lasts(&p.missed), [1000, 2000, 3000]);
-        // The first in the queue takes along what lies before it.
-        let p = q.next_claim(&job("overlap = \"queue\""), 4000, nothing);
-        assert_eq!(lasts(&p.expect("one is due").missed), [1000]);
-    }
-
-    #[test]
-    fn what_nobody_can_start_any_more_costs_no_memory() {
-        let mut q = Queue::default();
-        for i in 0..100_000 {
-            q.push(due(scheduled(i * 1000), i * 1000), i * 1000, nothing);
-        }
-        assert!(q.due.len() <= EACH + 1, "{}", q.due.len());
-        let p = q
-            .next_claim(&job(""), 200_000_000, nothing)
-            .expect("one is left");
-        assert_eq!(p.target, scheduled(99_999_000));
-        assert_eq!(p.missed.iter().map(|m| m.count).sum::<u64>(), 99_999);
     }
 
     #[test]
@@ -797,22 +747,6 @@ mod tests {
         }
     }
 
-    /// Two that wait for a former jitter: each is there once, and only what is due is pulled in.
-    #[test]
-    fn what_waits_is_pulled_in_when_something_newer_is_due() {
-        let mut q = Queue::default();
-        for at in [1000, 1000, 30_000] {
-            q.wait(due(scheduled(at), at + 50_000));
-        }
-        assert_eq!(q.waiting.len(), 2);
-        q.push(due(scheduled(20_000), 20_000), 20_000, nothing);
-        let there = |q: &Queue| (q.due.len(), q.waiting.len());
-        assert_eq!(there(&q), (2, 1));
-        assert_eq!(ask_for(&mut q, &job(""), 20_000), Some(1000));
-        q.done(&scheduled(30_000));
-        assert_eq!(there(&q), (0, 0));
-    }
-
     /// While the backlog is worked off, what comes due behind it joins it if nothing lies between, or has to be kept.
     #[test]
     fn a_backlog_takes_in_what_follows_it_at_once_and_nothing_else() {
@@ -908,45 +842,6 @@ mod tests {
         assert_eq!(kept(&q), (EACH, 0));
     }
 
-    /// A backlog that is decided has nothing to be listed.
-    #[test]
-    fn a_backlog_reaches_to_its_last_occurrence() {
-        let job = job("schedule = \"@every 1s\"");
-        let (known, last) = (|at| Occurrence(at), 3000);
-        let s = segment(&job, 0, last, true);
-        let first = [0, 2000, 2999, last].map(|at| s.first_after(known(at)).map(|at| at.0));
-        assert_eq!(first, [Some(1000), Some(last), Some(last), None]);
-        let mut q = Queue::default();
-        q.overdue(s, 4000, nothing);
-        assert!(q.clone().next_segments(known(last - 1)).is_some());
-        assert!(q.next_segments(known(last)).is_none());
-    }
-
-    /// A list that was made of a backlog that was begun anew meanwhile is of no use.
-    #[test]
-    fn a_list_of_a_backlog_that_was_replaced_is_dropped() {
-        let job = job("schedule = \"@every 1s\"\nstart_within = \"1h\"\ncatch_up = \"all\"");
-        let mut q = Queue::default();
-        q.overdue(segment(&job, 0, 3000, true), 4000, nothing);
-        let segments = q.next_segments(Occurrence(0)).expect("a backlog");
-        let listed = unfold(segments, &job, 4000, Occurrence(0));
-        q.overdue(segment(&job, 5000, 6000, true), 7000, nothing);
-        q.unfolded(listed, 7000, nothing);
-        assert!(q.due.is_empty());
-        for forget in [Queue::clear, Queue::forget_scheduled] {
-            let mut q = Queue::default();
-            q.overdue(segment(&job, 0, 3000, false), 4000, nothing);
-            let segments = q.next_segments(Occurrence(0)).expect("a backlog");
-            let listed = unfold(segments, &job, 4000, Occurrence(0));
-            forget(&mut q);
-            q.unfolded(listed, 7000, nothing);
-            assert!(q.is_empty());
-        }
-        let segments = q.next_segments(Occurrence(0)).expect("a backlog");
-        q.unfolded(unfold(segments, &job, 7000, Occurrence(0)), 7000, nothing);
-        assert_eq!(ask_for(&mut q, &job, 7000), Some(6000));
-    }
-
     /// Several outages: each has its policy, and of what is caught up once only the newest of all is started.
     #[test]
     fn the_latest_of_several_outages_is_the_one_that_runs() {
@@ -994,18 +889,6 @@ mod tests {
         q.forget_after(Occurrence(2000));
         let left: Vec<i64> = q.due.iter().map(|d| d.start_at).collect();
         assert_eq!(left, [1000, 2000, 2500]);
-    }
-
-    /// What is given up is a range that begins after it.
-    #[test]
-    fn a_range_behind_what_is_due_does_not_give_it_up() {
-        let m = Missed {
-            first: Occurrence(2000),
-            last: Occurrence(2500),
-            count: 2,
-        };
-        let q = queue(&[1000, 3000]);
-        assert!(q.jumped(Occurrence(500), &scheduled(3000), &[m]));
     }
 
     /// Occurrences on both sides of a backlog are not one, and those behind it wait for it.
@@ -1085,29 +968,6 @@ mod tests {
         assert_eq!(q.due.len(), 1);
     }
 
-    /// In an outage the newest is run, but none from behind a backlog.
-    #[test]
-    fn what_lies_behind_a_backlog_waits_for_it_also_in_an_outage() {
-        let job = job("schedule = \"@every 1s\"");
-        let mut q = queue(&[1000, 8000, 9000]);
-        q.backlog.push_back(segment(&job, 1000, 7000, false));
-        q.outage();
-        let p = q.next_claim(&job, 9500, nothing).expect("one is due");
-        assert_eq!((p.target, p.missed), (scheduled(1000), vec![]));
-    }
-
-    /// A later one gives it up, and it is still to be decided by itself.
-    #[test]
-    fn a_claim_does_not_give_up_its_own_target() {
-        let mut q = queue(&[4000]);
-        let mut later = due(scheduled(5000), 5000);
-        later.missed = [1000, 4000].map(|at| Missed::one(Occurrence(at))).to_vec();
-        q.push(later, 0, nothing);
-        let p = q.next_claim(&job("overlap = \"queue\""), 5000, nothing);
-        let p = p.expect("one is due");
-        assert_eq!((p.target, lasts(&p.missed)), (scheduled(4000), vec![1000]));
-    }
-
     #[test]
     fn what_was_overdue_may_start_as_late_as_its_jitter_says() {
         let job = job("schedule = \"@every 10s\"\nstart_within = \"60s\"");
@@ -1130,19 +990,5 @@ mod tests {
         let one = together(many(EACH as i64 + 1));
         let range = one.iter().map(|m| (m.first.0, m.last.0, m.count));
         assert_eq!(range.collect::<Vec<_>>(), [(1, 101, 101)]);
-    }
-
-    #[test]
-    fn a_trigger_that_is_decided_takes_no_other_with_it() {
-        let key = |k: &str| Target::Manual {
-            key: k.to_owned(),
-            before: None,
-        };
-        let mut q = queue(&[1000]);
-        q.push(due(key("a"), 1500), 0, nothing);
-        q.push(due(key("b"), 1600), 0, nothing);
-        q.done(&key("a"));
-        let left: Vec<i64> = q.due.iter().map(|d| d.start_at).collect();
-        assert_eq!(left, [1000, 1600]);
     }
 }

@@ -24,6 +24,20 @@ fn job(lines: &str) -> Arc<Job> {
     config.jobs.values().next().expect("a job").clone()
 }
 
+fn me() -> Me {
+    Me {
+        instance: InstanceId::new("a"),
+        host: String::new(),
+    }
+}
+
+fn decided(at: i64) -> State {
+    State {
+        newest: at,
+        ..State::default()
+    }
+}
+
 /// Whatever the answers say: a contest asks once a second in the end, and at once in the beginning.
 #[test]
 fn a_contest_asks_less_and_less_often() {
@@ -85,10 +99,7 @@ fn epoch(id: &str) -> Epoch {
 fn registered() -> JobState {
     let definition = job("");
     let mut job = JobState::new(definition.clone(), Account::default());
-    let state = State {
-        newest: NOON - 2000,
-        ..State::default()
-    };
+    let state = decided(NOON - 2000);
     assert!(
         job.registered(&definition, &state, &epoch("1"), NOON - 1)
             .is_some()
@@ -128,10 +139,7 @@ fn told(job: &mut JobState, ask: Ask, answer: Answer) -> Vec<Effect> {
     let now = Boottime(1);
     belief.sample(Estimate::new(NOON * 1000, now, now));
     let mut view = View {
-        me: &Me {
-            instance: InstanceId::new("a"),
-            host: String::new(),
-        },
+        me: &me(),
         now,
         clock: &belief,
         subject: Subject::Here(job),
@@ -157,10 +165,7 @@ fn told(job: &mut JobState, ask: Ask, answer: Answer) -> Vec<Effect> {
 #[test]
 fn the_store_is_told_of_triggers_once_in_each_epoch() {
     let mut job = registered();
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
+    let me = me();
     let told = |job: &JobState, id| {
         let Remembered {
             triggered,
@@ -251,10 +256,7 @@ fn a_grant_that_is_known_of_too_late_is_missed_for_a_reason() {
 
 #[test]
 fn an_instance_says_whether_it_has_had_a_job_all_the_time() {
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
+    let me = me();
     let says = |job: &JobState| {
         let ask = job.registration(&me, &epoch("1"));
         (ask.presence, ask.owed.len())
@@ -321,14 +323,8 @@ fn a_disabled_job_is_owed_what_was_undecided_when_it_was_disabled() {
 /// job.
 #[test]
 fn what_is_planned_during_an_absence_is_not_lost() {
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
-    let older = State {
-        newest: NOON - 2000,
-        ..State::default()
-    };
+    let me = me();
+    let older = decided(NOON - 2000);
     let lost = |state: &JobState| {
         let job = &state.definition;
         let ask = state.registration(&me, &epoch("2"));
@@ -427,22 +423,6 @@ fn what_was_asked_and_not_heard_is_neither_decided_nor_given_up() {
     assert_eq!(ended(&mut job, None), Some(ContestEnd::Settled));
 }
 
-/// The history shows why.
-#[test]
-fn a_claim_for_what_is_too_late_doubts_no_clock_without_cause() {
-    for start_by in [claim::NEVER, NOON - 500, NOON + 60_000] {
-        let mut job = registered();
-        let ask = Ask {
-            start_by,
-            ..scheduled(NOON)
-        };
-        match look(&mut job, ask, None, Slot::Needless, true) {
-            Step::Ask(claim) => assert_eq!(claim.start_by, start_by),
-            other => panic!("{other:?}"),
-        }
-    }
-}
-
 /// A claim that counts as unanswered holds up the word to the store that this instance does not have the job any more.
 #[test]
 fn an_answer_that_ends_a_claim_leaves_nothing_unanswered() {
@@ -488,22 +468,6 @@ fn a_claim_that_may_be_granted_gets_the_next_permit() {
 }
 
 #[test]
-fn nothing_is_asked_that_would_jump_over_what_is_due() {
-    let mut job = registered();
-    let due = Due {
-        job: JobName::new("draw"),
-        target: Target::Scheduled(Occurrence(NOON)),
-        start_at: NOON,
-        start_by: NOON + 60_000,
-        overdue: false,
-        missed: vec![],
-    };
-    assert!(job.due(due, NOON));
-    let step = look(&mut job, scheduled(NOON + 2000), None, Slot::Needless, true);
-    assert!(matches!(step, Step::End(ContestEnd::Undecided)), "{step:?}");
-}
-
-#[test]
 fn a_run_is_begun_once_however_often_it_is_granted() {
     let (mut account, id) = (Account::default(), TargetId::Scheduled(Occurrence(1)));
     let run = RunId(uuid::Uuid::max());
@@ -511,56 +475,6 @@ fn a_run_is_begun_once_however_often_it_is_granted() {
     assert!(!account.begin(&id, run));
     account.run_has_ended(run);
     assert!(!account.begin(&id, run));
-}
-
-/// A grant whose answer got lost is found when the job is registered again, perhaps after its last moment for a start.
-#[test]
-fn a_grant_that_is_found_too_late_is_not_started() {
-    let mut belief = Belief::default();
-    let now = Boottime(1_000_000_000);
-    belief.sample(Estimate::new(NOON * 1000, now, now));
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: "a".to_owned(),
-    };
-    let within = registered().definition.start_within.as_millis() as i64;
-    for (after, expected) in [(0, false), (within, false), (within + 1, true)] {
-        let mut job = registered();
-        let mut view = View {
-            me: &me,
-            now,
-            clock: &belief,
-            subject: Subject::Here(&mut job),
-            halt: None,
-            slot: Slot::Needless,
-            permit: true,
-            lapsed: None,
-            fresh: &|| RunId(uuid::Uuid::nil()),
-        };
-        let mut effects = vec![];
-        let (mut contest, _) = Contest::new(Ask::next_attempt(Occurrence(NOON)), 0);
-        assert!(matches!(
-            contest.look(&mut view, &mut effects),
-            Step::Ask(_)
-        ));
-        let grant = Answer::Granted(Grant {
-            occurrence: Occurrence(NOON),
-            attempt: 1,
-            trigger: Trigger::Schedule,
-        });
-        let info = AnswerInfo {
-            incarnation: "a".into(),
-            store_ms: NOON + after,
-            lapsed: false,
-            expires_in: Duration::MAX,
-        };
-        let _ = contest.answered(grant, info, &mut view, &mut effects);
-        let late = effects.iter().find_map(|e| match e {
-            Effect::Start(win) => Some(win.too_late.is_some()),
-            _ => None,
-        });
-        assert_eq!(late, Some(expected), "{after} ms after its instant");
-    }
 }
 
 fn job_of(lines: &str) -> Arc<Job> {
@@ -699,61 +613,6 @@ fn a_claim_of_a_removed_job_is_found_or_given_up() {
     assert_eq!(end, Some(ContestEnd::Gone));
 }
 
-/// Whatever the store answers to the claim of a removed job: there is no job to tell.
-#[test]
-fn a_removed_job_learns_nothing() {
-    let open = running(NOON);
-    for (answer, expected) in [
-        (
-            Answer::Behind {
-                newest: Occurrence(NOON),
-                early: vec![],
-            },
-            Some(ContestEnd::Behind),
-        ),
-        (
-            Answer::Early { wait_us: 9_000_000 },
-            Some(ContestEnd::Undecided),
-        ),
-        (Answer::Quarantined, Some(ContestEnd::Undecided)),
-        (Answer::Absent, Some(ContestEnd::Undecided)),
-        (Answer::Settled(None), Some(ContestEnd::Settled)),
-        (Answer::Blocked(open), None),
-    ] {
-        let mut account = unanswered();
-        let end = seeing(Subject::Removed(&mut account), None, |v| {
-            let mut contest = Contest::new(scheduled(NOON), 0).0;
-            let _ = contest.look(v, &mut vec![]);
-            let _ = contest.found(Some(true), false, v, &mut vec![]);
-            let _ = contest.look(v, &mut vec![]);
-            v.lapsed = Some(Observed {
-                run: RunId(uuid::Uuid::nil()),
-                seq: 0,
-                incarnation: "i".to_owned(),
-            });
-            ended(contest.answered(answer.clone(), answer_at(NOON), v, &mut vec![]))
-        });
-        assert_eq!(end, expected, "{answer:?}");
-    }
-    // A trigger without room is asked for again.
-    let key = Target::Manual {
-        key: "k".to_owned(),
-        before: Some(Occurrence(NOON - 1)),
-    };
-    let mut account = Account::default();
-    account.ask(key.id(), &job(""), || RunId(uuid::Uuid::nil()));
-    let step = seeing(Subject::Removed(&mut account), None, |v| {
-        let mut contest = Contest::new(Ask::again(key), 0).0;
-        assert_eq!(contest.ask.trigger, Trigger::Manual);
-        let early = Answer::Early { wait_us: 1000 };
-        contest.answered(early, answer_at(NOON), v, &mut vec![])
-    });
-    assert!(
-        matches!(step, Step::Rest(wait, _) if wait == Duration::from_millis(20)),
-        "{step:?}"
-    );
-}
-
 /// While the store is not to be relied on nothing is asked; a job here notes why, once for each occurrence.
 #[test]
 fn an_unreliable_store_is_asked_nothing_and_noted_once() {
@@ -786,10 +645,7 @@ fn an_unreliable_store_is_asked_nothing_and_noted_once() {
 fn a_disabled_job_claims_no_new_occurrence() {
     let definition = job("enabled = false");
     let mut job = JobState::new(definition.clone(), Account::default());
-    let state = State {
-        newest: NOON,
-        ..State::default()
-    };
+    let state = decided(NOON);
     let _ = job.registered(&definition, &state, &epoch("1"), NOON + 1);
     let mut end = |ask| ended(look(&mut job, ask, None, Slot::Needless, true));
     assert_eq!(end(scheduled(NOON + 2000)), Some(ContestEnd::Gone));
@@ -920,19 +776,6 @@ fn another_occurrence_goes_first_but_none_before_itself() {
     assert!(matches!(same, Step::Rest(wait, _) if wait == Duration::from_millis(1)));
 }
 
-/// A grant is an answer to a claim that was sent, and to no other.
-#[test]
-fn a_grant_without_a_claim_starts_nothing() {
-    let (mut job, mut effects) = (registered(), vec![]);
-    let step = seeing(Subject::Here(&mut job), None, |v| {
-        let mut contest = Contest::new(scheduled(NOON), 0).0;
-        let grant = grant(NOON, Trigger::Schedule);
-        contest.answered(grant, answer_at(NOON), v, &mut effects)
-    });
-    assert!(matches!(step, Step::Look), "{step:?}");
-    assert!(effects.is_empty() && job.account.is_idle());
-}
-
 /// The store's clock stands still or is behind, and our own says that the time of a trigger is over.
 #[test]
 fn a_trigger_whose_time_is_over_on_our_own_clock_is_too_late() {
@@ -966,25 +809,6 @@ fn a_trigger_whose_time_is_over_on_our_own_clock_is_too_late() {
         });
         assert_eq!(win.expect("granted").too_late, too_late);
     }
-}
-
-/// Once its last moment for a start is over there is no later one to wait for.
-#[test]
-fn a_wait_ends_with_the_last_moment_for_a_start_and_not_before_now() {
-    let wait = |start_by: i64| {
-        let ask = Ask {
-            start_by,
-            ..scheduled(NOON)
-        };
-        let contest = Contest::new(ask, 0).0;
-        contest
-            .until_too_late(NOON, Duration::from_secs(1))
-            .as_millis()
-    };
-    assert_eq!(wait(NOON + 60_000), 1000);
-    assert_eq!(wait(NOON + 10), 11);
-    assert_eq!(wait(NOON), 1);
-    assert_eq!(wait(NOON - 1), 1000);
 }
 
 /// How long a contest waits after `answer`; None: it does not wait.
@@ -1085,52 +909,11 @@ fn at(at: i64) -> Target {
     Target::Scheduled(Occurrence(at))
 }
 
-fn trigger(key: &str) -> Target {
-    Target::Manual {
-        key: key.to_owned(),
-        before: None,
-    }
-}
-
 fn next_target(job: &mut JobState, now: i64) -> Option<Target> {
     match job.next(now) {
         Next::Ask(ask) => Some(ask.target),
         _ => None,
     }
-}
-
-/// Its holder is dead, and what waited behind it was overdue: the newest is run.
-#[test]
-fn what_waited_behind_a_dead_run_was_held_up() {
-    for (lapsed, first) in [(false, NOON), (true, NOON + 2000)] {
-        let mut job = registered();
-        for n in [NOON, NOON + 2000] {
-            assert!(job.due(due(at(n), n), n));
-        }
-        let blocked = Answer::Blocked(running(NOON - 2000));
-        let wait = waits(&mut job, scheduled(NOON), blocked, lapsed);
-        let ms = if lapsed { 1 } else { 70 };
-        assert_eq!(wait, Some(Duration::from_millis(ms)));
-        assert_eq!(next_target(&mut job, NOON + 2500), Some(at(first)));
-    }
-}
-
-/// A lease that was seen unchanged for its length is no answer: the claim is sent again, with the proof.
-#[test]
-fn a_run_that_is_proved_dead_is_claimed_again() {
-    let mut job = registered();
-    let step = seeing(Subject::Here(&mut job), None, |v| {
-        let mut contest = Contest::new(scheduled(NOON), 0).0;
-        let _ = contest.look(v, &mut vec![]);
-        let info = AnswerInfo {
-            lapsed: true,
-            ..answer_at(NOON)
-        };
-        contest.answered(Answer::Running(running(NOON)), info, v, &mut vec![])
-    });
-    assert!(matches!(step, Step::Look), "{step:?}");
-    assert!(job.account.has_unanswered_claims());
-    assert_eq!(job.newest(), Occurrence(NOON - 2000));
 }
 
 #[test]
@@ -1205,42 +988,6 @@ fn what_is_too_late_in_doubt_says_so() {
 
 // ---- one job ----
 
-/// By a wrong clock the queue was filled: its occurrences are planned anew, and its triggers stay.
-#[test]
-fn what_is_planned_anew_leaves_the_queue() {
-    let mut job = registered();
-    let far = NOON + 3_600_000;
-    assert!(job.due(due(at(far), far), far));
-    let early = Answer::Early { wait_us: 9_000_000 };
-    told(&mut job, scheduled(far), early.clone());
-    assert!(!job.may_be_claimed());
-    assert!(matches!(job.next(NOON), Next::Idle));
-    assert!(job.due(due(trigger("k"), NOON), NOON));
-    told(&mut job, scheduled(far), early);
-    assert!(matches!(job.next(NOON), Next::Wait));
-}
-
-/// What was not claimed for want of a registration was held up: the newest is run.
-#[test]
-fn what_waits_for_a_registration_was_held_up() {
-    let mut job = registered();
-    for n in [NOON, NOON + 2000] {
-        assert!(job.due(due(at(n), n), n));
-    }
-    job.lost();
-    assert!(matches!(job.next(NOON + 2500), Next::Wait));
-    let definition = job.definition.clone();
-    let state = State {
-        newest: NOON - 2000,
-        ..State::default()
-    };
-    assert!(
-        job.registered(&definition, &state, &epoch("1"), NOON)
-            .is_some()
-    );
-    assert_eq!(next_target(&mut job, NOON + 2500), Some(at(NOON + 2000)));
-}
-
 /// What the store has may be old, lost, or nothing that counts any more; a later word takes an earlier one no further.
 #[test]
 fn a_standing_keeps_what_it_needs() {
@@ -1265,10 +1012,7 @@ fn a_standing_keeps_what_it_needs() {
     job.resync();
     assert_eq!(says(&job), (false, false, Some(5)));
     let definition = job.definition.clone();
-    let state = State {
-        newest: NOON + 2000,
-        ..State::default()
-    };
+    let state = decided(NOON + 2000);
     // It was new for this instance, so what is overdue was looked at.
     let follows = job.registered(&definition, &state, &epoch("1"), NOON + 2500);
     let plan_after = follows.and_then(|follows| follows.plan_after);
@@ -1324,10 +1068,7 @@ fn what_is_overdue_at_the_start_is_caught_up() {
     let begins = |lines: &str, newest: i64| {
         let definition = job_of(&format!("schedule = \"@every 60s\"\n{lines}"));
         let mut job = JobState::new(definition.clone(), Account::default());
-        let state = State {
-            newest,
-            ..State::default()
-        };
+        let state = decided(newest);
         let follows = job.registered(&definition, &state, &epoch("1"), NOON + 500);
         let follows = follows.expect("its definition");
         let both = |(from, to): (Occurrence, Occurrence)| (from.0 - NOON, to.0 - NOON);
@@ -1451,10 +1192,7 @@ fn who_may_know_less_adopts_a_job_later() {
 /// What was lost is one range, from after what is known of to the loss; of a job that nobody knew, nothing was.
 #[test]
 fn what_was_lost_is_counted_from_what_is_known() {
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
+    let me = me();
     let lost = |state: &JobState, older: Option<&State>| {
         let ask = state.registration(&me, &epoch("2"));
         let ask = JobState::adoption(&state.definition, ask, &epoch("2"), NOON, older);
@@ -1498,10 +1236,7 @@ fn a_small_step_of_the_clock_is_no_future_and_a_short_delay_no_outage() {
 /// Its trouble is over with the first claim that works, and a trigger that is decided waits no more.
 #[test]
 fn a_claim_that_has_an_end_ends_what_was_noted() {
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
+    let me = me();
     for (end, over) in [
         (ContestEnd::Settled, true),
         (ContestEnd::Recorded(Outcome::Missed), true),
@@ -1533,19 +1268,6 @@ fn a_claim_that_has_an_end_ends_what_was_noted() {
     job.ended(&target, &ContestEnd::Draining, true, NOON);
     let waiting = job.registration(&me, &epoch("2")).remembered.triggers;
     assert_eq!(waiting, []);
-}
-
-#[test]
-fn the_end_of_a_run_that_is_not_here_changes_nothing() {
-    let (mut account, run) = (Account::default(), RunId(uuid::Uuid::max()));
-    account.run_is_over(run);
-    assert!(!account.settling());
-    account.run_has_ended(run);
-    assert!(account.is_closed());
-    // It is no ended run: its grant begins it.
-    assert!(account.begin(&TargetId::Scheduled(Occurrence(1)), run));
-    account.run_is_over(run);
-    assert!(account.settling());
 }
 
 /// Times at which a job is to be registered: at once, a while after a refusal, at the end of the quarantine of the
@@ -1627,10 +1349,7 @@ fn a_definition_that_was_replaced_meanwhile_is_not_registered() {
 fn what_the_store_put_back_from_the_future_is_planned_anew() {
     let mut job = registered();
     let definition = job.definition.clone();
-    let at = |newest| State {
-        newest,
-        ..State::default()
-    };
+    let at = |newest| decided(newest);
     let hour = 3_600_000;
     let ahead = job.registered(&definition, &at(NOON + hour), &epoch("1"), NOON);
     let ahead = ahead.expect("its definition");
@@ -1647,13 +1366,9 @@ fn what_the_store_put_back_from_the_future_is_planned_anew() {
 
 #[test]
 fn what_is_decided_is_not_due_and_what_was_overdue_is_no_sign_of_a_stall() {
-    let due = |at: i64, overdue| Due {
-        job: JobName::new("draw"),
-        target: Target::Scheduled(Occurrence(at)),
-        start_at: at,
-        start_by: at + 60_000,
+    let due = |n: i64, overdue| Due {
         overdue,
-        missed: vec![],
+        ..due(at(n), n)
     };
     let mut job = registered();
     assert!(!job.due(due(NOON - 2000, false), NOON));
@@ -1688,14 +1403,7 @@ fn what_came_due_while_nobody_looked_is_an_outage() {
             let unfolded = unfold(segments, &definition, NOON + 5000, known);
             job.unfolded(unfolded, NOON + 5000);
         }
-        let due = Due {
-            job: JobName::new("draw"),
-            target: Target::Scheduled(Occurrence(NOON + 6000)),
-            start_at: NOON + 6000,
-            start_by: NOON + 66_000,
-            overdue: false,
-            missed: vec![],
-        };
+        let due = due(at(NOON + 6000), NOON + 6000);
         assert!(job.due(due, NOON + 6000));
         match job.next(NOON + 6000) {
             Next::Ask(ask) => {
@@ -1720,16 +1428,8 @@ fn a_drain_empties_the_queue_and_nothing_else_does() {
         (ContestEnd::Settled, false, false),
     ] {
         let mut job = registered();
-        let target = Target::Scheduled(Occurrence(NOON));
-        let due = Due {
-            job: JobName::new("draw"),
-            target: target.clone(),
-            start_at: NOON,
-            start_by: NOON + 60_000,
-            overdue: false,
-            missed: vec![],
-        };
-        assert!(job.due(due, NOON));
+        let target = at(NOON);
+        assert!(job.due(due(target.clone(), NOON), NOON));
         job.ended(&target, &end, draining, NOON);
         assert_eq!(matches!(job.next(NOON), Next::Ask(_)), left, "{end:?}");
     }
@@ -1839,10 +1539,7 @@ fn what_was_asked_of_a_job_outlasts_its_absence() {
     back.recall(memory.clone(), job.newest());
     assert_eq!((back.newest(), back.memory()), (Occurrence(NOON), memory));
     assert_eq!(back.remembered().pause, paused.pause);
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
+    let me = me();
     let told = back.registration(&me, &epoch("2")).remembered;
     assert_eq!((told.pause, told.triggered), (paused.pause, vec![used]));
     // Nothing was asked.
@@ -1869,10 +1566,7 @@ fn a_job_that_runs_again_what_was_lost_takes_nothing_for_lost() {
             instance: InstanceId::new("a"),
             host: String::new(),
         };
-        let older = State {
-            newest: NOON - 2000,
-            ..State::default()
-        };
+        let older = decided(NOON - 2000);
         let ask = state.registration(&me, &epoch("2"));
         assert_eq!(ask.on_crash, on_crash);
         let ask = JobState::adoption(&definition, ask, &epoch("2"), NOON, Some(&older));
@@ -1889,10 +1583,7 @@ fn a_new_schedule_begins_now_and_what_waits_for_its_jitter_stays_owed() {
     let other = job_of("schedule = \"@every 30s\"");
     let start = |definition: &Arc<Job>, newest: i64| {
         let mut job = JobState::new(definition.clone(), Account::default());
-        let state = State {
-            newest,
-            ..State::default()
-        };
+        let state = decided(newest);
         let _ = job.registered(definition, &state, &epoch("1"), newest);
         job
     };
@@ -1905,10 +1596,7 @@ fn a_new_schedule_begins_now_and_what_waits_for_its_jitter_stays_owed() {
     let mut new = JobState::new(job_of(plain), Account::default());
     new.comes_back(Absence::default(), None);
     assert_eq!(new.redefine(other.clone(), Some(Occurrence(NOON))), None);
-    let me = Me {
-        instance: InstanceId::new("a"),
-        host: String::new(),
-    };
+    let me = me();
     assert_eq!(new.registration(&me, &epoch("1")).back_at, NOON);
 
     let jittered = job_of(jitter);

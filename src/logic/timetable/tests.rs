@@ -5,10 +5,7 @@ use std::collections::BTreeMap;
 use jiff::tz::TimeZone;
 use proptest::prelude::*;
 
-use super::{
-    jitter::{jitter_ms, start_at_ms},
-    *,
-};
+use super::{jitter::start_at_ms, *};
 use crate::{
     logic::{catch_up::CatchUp, schedule::Dst},
     model::JobName,
@@ -38,94 +35,6 @@ fn walk(schedules: &[Arc<Schedule>], after: i64, until: i64) -> Vec<Occurrence> 
 
 fn job(name: &str) -> JobName {
     JobName::new(name)
-}
-
-#[test]
-fn occurrences_are_handed_out_once_in_order_with_their_predecessor() {
-    let mut table = Timetable::new();
-    table.insert(
-        job("a"),
-        schedules(&["@every 2s"]),
-        Duration::ZERO,
-        Occurrence(NOW),
-    );
-    table.insert(
-        job("b"),
-        schedules(&["@every 3s"]),
-        Duration::ZERO,
-        Occurrence(NOW),
-    );
-    assert_eq!(table.next_at(), Some(Occurrence(NOW + 2000)));
-    assert_eq!(table.take_due(Occurrence(NOW + 1999)), []);
-    let mut got = Vec::new();
-    for until in [2000, 2000, 6500] {
-        for due in table.take_due(Occurrence(NOW + until)) {
-            got.push((
-                due.key.to_string(),
-                due.occurrence.0 - NOW,
-                due.previous.0 - NOW,
-            ));
-            assert_eq!(due.start_at_ms, due.occurrence.0);
-        }
-    }
-    let expected = [
-        ("a", 2000, 0),
-        ("b", 3000, 0),
-        ("a", 4000, 2000),
-        ("a", 6000, 4000),
-        ("b", 6000, 3000),
-    ];
-    assert_eq!(
-        got,
-        expected.map(|(key, at, previous)| (key.to_owned(), at, previous))
-    );
-    assert_eq!(table.cursor(&job("b")), Some(Occurrence(NOW + 6000)));
-    assert_eq!(table.cursor(&job("c")), None);
-    assert_eq!(table.next_at(), Some(Occurrence(NOW + 8000)));
-}
-
-#[test]
-fn a_replaced_job_keeps_nothing_and_a_removed_one_is_gone() {
-    let mut table = Timetable::new();
-    table.insert(
-        job("a"),
-        schedules(&["@every 2s"]),
-        Duration::ZERO,
-        Occurrence(NOW),
-    );
-    table.insert(
-        job("a"),
-        schedules(&["@every 1h"]),
-        Duration::ZERO,
-        Occurrence(NOW),
-    );
-    assert_eq!(table.len(), 1);
-    assert_eq!(table.next_at(), Some(Occurrence(NOW + 3_600_000)));
-    assert_eq!(
-        table.upcoming(&job("a")),
-        Some((Occurrence(NOW + 3_600_000), NOW + 3_600_000))
-    );
-    assert_eq!(table.take_due(Occurrence(NOW + 10_000)), []);
-    table.remove(&job("a"));
-    table.remove(&job("a"));
-    assert!(table.is_empty() && !table.contains(&job("a")));
-    assert_eq!(table.next_at(), None);
-    assert_eq!(table.take_due(Occurrence(i64::MAX)), []);
-}
-
-#[test]
-fn a_single_instant_comes_once_and_the_job_stays_known() {
-    let mut table = Timetable::new();
-    table.insert(
-        job("once"),
-        schedules(&["@at 2026-01-01T00:00:05Z"]),
-        Duration::ZERO,
-        Occurrence(NOW),
-    );
-    assert_eq!(table.take_due(Occurrence(i64::MAX)).len(), 1);
-    assert_eq!(table.next_at(), None);
-    assert_eq!(table.take_due(Occurrence(i64::MAX)), []);
-    assert_eq!(table.cursor(&job("once")), Some(Occurrence(NOW + 5000)));
 }
 
 #[test]
@@ -159,73 +68,6 @@ fn one_call_hands_out_a_bounded_number_of_a_job_and_the_others_stay_due() {
         all[..=MAX_PER_CALL]
             .iter()
             .any(|due| due.key == job("calm"))
-    );
-}
-
-#[test]
-fn jitter_delays_the_start_by_the_same_time_everywhere() {
-    let minutely = schedules(&["* * * * *"]);
-    let jitter = Duration::from_secs(30);
-    let mut early = Timetable::new();
-    early.insert(job("a"), minutely.clone(), jitter, Occurrence(NOW));
-    let mut late = Timetable::new();
-    late.insert(
-        job("a"),
-        minutely.clone(),
-        jitter,
-        Occurrence(NOW + 10 * 60_000),
-    );
-    let until = Occurrence(NOW + 3_600_000);
-    let (early, late) = (early.take_due(until), late.take_due(until));
-    assert!(late.len() > 40 && early.ends_with(&late[1..]));
-    for due in &early {
-        assert_eq!(
-            due.start_at_ms,
-            due.occurrence.0 + jitter_ms("a", due.occurrence, jitter)
-        );
-        assert_eq!(
-            due.start_at_ms,
-            start_at_ms("a", &minutely, due.occurrence, jitter)
-        );
-    }
-    assert!(
-        early
-            .iter()
-            .any(|due| due.start_at_ms > due.occurrence.0 + 20_000)
-    );
-}
-
-#[test]
-fn jitter_longer_than_the_distance_of_occurrences_keeps_their_order() {
-    let mut table = Timetable::new();
-    table.insert(
-        job("a"),
-        schedules(&["@every 10s"]),
-        Duration::from_secs(3600),
-        Occurrence(NOW),
-    );
-    let due = table.take_due(Occurrence(NOW + 3_600_000));
-    assert!(due.len() >= 359);
-    for pair in due.windows(2) {
-        assert!(
-            pair[0].occurrence < pair[1].occurrence && pair[0].start_at_ms < pair[1].occurrence.0
-        );
-        assert_eq!(pair[1].previous, pair[0].occurrence);
-    }
-    assert!(
-        due.iter()
-            .any(|due| due.start_at_ms > due.occurrence.0 + 8000),
-        "still spread"
-    );
-}
-
-#[test]
-fn an_entry_is_small() {
-    // 10,000 of them with their keys in queue and map: below 3 MB.
-    assert!(
-        size_of::<Entry>() + 2 * size_of::<JobName>() <= 140,
-        "{}",
-        size_of::<Entry>()
     );
 }
 

@@ -42,22 +42,6 @@ fn a_broken_configuration_ends_with_78_and_starts_nothing() {
 }
 
 #[test]
-fn all_problems_of_a_configuration_are_reported_at_once() {
-    let mut fleet = fleet(1)
-        .job("one", "schedule = \"61 * * * *\"\ncommand = [\"true\"]")
-        .job(
-            "two",
-            "schedule = \"* * * * *\"\ncommand = [\"true\"]\noverlapp = \"skip\"",
-        )
-        .start();
-    assert_eq!(fleet.instances[0].wait_end().code(), Some(78));
-    let log = fleet.instances[0].log_text();
-    for word in ["61", "overlapp", "overlap"] {
-        assert!(log.contains(word), "{word}: {log}");
-    }
-}
-
-#[test]
 fn a_missing_configuration_is_an_error_with_its_path() {
     let mut fleet = fleet(1).start();
     fleet.instances[0].kill();

@@ -8,7 +8,7 @@ use std::{
 use rustix::process::Signal;
 use soloist::{
     logic::claim::{Control, Event, State},
-    model::{InstanceId, JobName, Outcome},
+    model::{InstanceId, JobName},
     store::{Store as _, redis::RedisStore},
 };
 use tokio::sync::broadcast;
@@ -23,7 +23,7 @@ use crate::support::{
     server::settings,
     skip,
     trace::{ONCE, RERUN},
-    wait_for, wait_until,
+    wait_until,
 };
 
 fn proxied() -> Fleet {
@@ -111,9 +111,11 @@ fn survives(fault: &Fault, instances: &[usize], strikes: usize) {
     fleet.judge(ONCE, &["long", "q1", "q2"], None);
 }
 
+/// Those of the first claim of an occurrence, of one that is asked again, of renewals and of settlements.
 #[test]
-fn a_reply_that_is_lost_after_the_grant_means_one_start() {
-    let mut fleet = proxied();
+fn replies_that_are_lost_cost_no_run_and_repeat_none() {
+    // Longer than trust lasts: without another renewal each of these runs would be lost.
+    let mut fleet = with_long("for=3500 beat=5");
     // A first claim is granted with the number 1 behind the store's incarnation; one that is asked again, or has more
     // to it, with a word.
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
@@ -122,55 +124,24 @@ fn a_reply_that_is_lost_after_the_grant_means_one_start() {
     let look = look.expect("the store answers");
     let first = format!("{}\r\n:1\r\n", look.incarnation);
     let first: &'static str = first.leak();
-    for round in 0..9 {
-        let i = round % 3;
-        let grant = if round < 6 { first } else { "granted" };
-        fleet.proxies[i].set(Fault::LoseReply(grant));
-        wait_until("the reply with a grant is lost", GENEROUS, || {
-            fleet.proxies[i].fault() == Fault::None
-        });
+    for reply in [first, "granted", "renewed", "done"] {
+        for i in 0..3 {
+            fleet.proxies[i].set(Fault::LoseReply(reply));
+            wait_until(&format!("{reply:?} is lost"), GENEROUS, || {
+                fleet.proxies[i].fault() == Fault::None
+            });
+        }
     }
     fleet.wait_more_runs(4);
     fleet.stop();
     fleet.judge_all_started(&["q1", "q2"]);
     fleet.judge(ONCE, &["long"], None);
-}
-
-#[test]
-fn a_reply_that_is_lost_after_a_renewal_costs_no_run() {
-    // Longer than trust lasts: without another renewal each of these runs would be lost.
-    let mut fleet = with_long("for=3500 beat=5");
-    for round in 0..6 {
-        let i = round % 3;
-        fleet.proxies[i].set(Fault::LoseReply("renewed"));
-        wait_until("the reply to a renewal is lost", GENEROUS, || {
-            fleet.proxies[i].fault() == Fault::None
-        });
-    }
-    fleet.wait_more_runs(4);
-    fleet.stop();
-    fleet.judge(ONCE, &["long", "q1", "q2"], None);
     let lost: Vec<_> = fleet
         .history("long")
         .into_iter()
         .filter(|r| r["outcome"] == "lease_lost" || r["outcome"] == "unknown")
         .collect();
     assert!(lost.is_empty(), "{lost:#?}");
-}
-
-#[test]
-fn a_reply_that_is_lost_after_settling_is_settled_once() {
-    let mut fleet = proxied();
-    for round in 0..6 {
-        let i = round % 3;
-        fleet.proxies[i].set(Fault::LoseReply("done"));
-        wait_until("the reply to a settlement is lost", GENEROUS, || {
-            fleet.proxies[i].fault() == Fault::None
-        });
-    }
-    fleet.wait_more_runs(4);
-    fleet.stop();
-    fleet.judge(ONCE, &["long", "q1", "q2"], None);
     // A busy host may let a lease run out before its command starts: such a command has no end.
     let runs = fleet.trace().runs().into_iter();
     let ended: BTreeSet<String> = runs.filter(|r| r.ended).map(|r| r.run).collect();
@@ -204,62 +175,13 @@ fn replies_that_come_two_leases_late_start_nothing_late() {
 }
 
 #[test]
-fn replies_that_are_slow_on_every_instance_cost_nothing() {
-    survives(
-        &Fault::DelayReplies(Duration::from_millis(60)),
-        &[0, 1, 2],
-        60,
-    );
-}
-
-#[test]
 fn a_storm_of_resets_is_outlived() {
     survives(&Fault::Reset, &[0, 1, 2], 40);
 }
 
 #[test]
-fn connections_that_half_close_are_outlived() {
-    survives(&Fault::HalfClose, &[0, 1, 2], 20);
-}
-
-#[test]
 fn a_network_that_loses_four_of_ten_replies_is_outlived() {
     survives(&Fault::Lossy(40), &[0, 1, 2], 40);
-}
-
-#[test]
-fn an_instance_whose_requests_vanish_is_replaced() {
-    survives(&Fault::BlackHoleUp, &[0], 10);
-}
-
-#[test]
-fn an_instance_whose_replies_vanish_is_replaced() {
-    survives(&Fault::BlackHoleDown, &[0], 10);
-}
-
-#[test]
-fn an_instance_that_is_refused_is_replaced() {
-    survives(&Fault::Refuse, &[1], 2);
-}
-
-#[test]
-fn a_stall_of_all_connections_is_outlived() {
-    let mut fleet = proxied();
-    let begun = boottime_ns();
-    for proxy in &fleet.proxies {
-        proxy.set(Fault::Stall);
-    }
-    wait_until(
-        "the stall has lasted one and a half leases",
-        GENEROUS,
-        || boottime_ns() - begun > LEASE_NS * 3 / 2,
-    );
-    for proxy in &fleet.proxies {
-        proxy.set(Fault::None);
-    }
-    fleet.wait_more_runs(6);
-    fleet.stop();
-    fleet.judge(ONCE, &["long", "q1", "q2"], None);
 }
 
 /// Jobs that run when they are triggered only, and a client of their store.
@@ -349,58 +271,6 @@ fn what_is_due_at_once_after_a_stall_is_started_with_a_lease() {
     all.fleet.stop();
 }
 
-/// All of it in one command would need two seconds, and a command has a quarter of one; it is more than the sockets on
-/// the way hold when the command is given up.
-#[test]
-fn much_output_over_a_slow_way_holds_up_no_outcome() {
-    const BYTES: usize = 16 << 20;
-    let mut fleet = fleet(1)
-        .proxied()
-        .job(
-            "much",
-            &format!(
-                "command = \"head -c {BYTES} /dev/zero | tr '\\\\0' x\"\n\
-                 output = {{ keep = \"16MiB\", log = false }}"
-            ),
-        )
-        .witness("q1", "for=5", LATE_RATHER_THAN_SKIPPED)
-        .start();
-    fleet.wait_runs(1);
-    fleet.proxies[0].set(Fault::Slow(8_000_000));
-    let done = fleet.cli(&["trigger", "much"]);
-    assert!(done.status.success(), "{done:?}");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .expect("a runtime");
-    let store = runtime.block_on(async { fleet.server().store() });
-    let job = JobName::new("much");
-    let record = wait_for("its record", GENEROUS, || {
-        let records = runtime.block_on(store.records(&job, 1));
-        records.expect("the server is there").pop()
-    });
-    assert_eq!(record.outcome, Outcome::Succeeded, "{record:?}");
-    // A reader that follows the output sees all of it, and its end.
-    let logs = fleet.cli(&["logs", "much", "-f"]);
-    assert!(logs.status.success(), "{logs:?}");
-    assert_eq!(logs.stdout.len(), BYTES);
-    let run = record.run_id.expect("a run");
-    let last = runtime.block_on(store.output(&job, run, BYTES as u64));
-    let last = last.expect("the server is there").expect("its output");
-    assert!(last.done && last.missing == 0, "{last:?}");
-    let logs = fleet.cli(&["logs", "much"]);
-    assert_eq!(logs.stdout.len(), BYTES);
-    let history = fleet.history("much");
-    assert_eq!(
-        history[0]["output_tail"].as_str().map(str::len),
-        Some(BYTES)
-    );
-    assert_eq!(history[0]["output_truncated"], false);
-    fleet.proxies[0].set(Fault::None);
-    fleet.stop();
-    fleet.judge_all_started(&["q1"]);
-}
-
 /// Their renewals, one after the other, would take longer than the lease lasts.
 #[test]
 fn many_runs_keep_their_leases_over_a_long_way() {
@@ -421,7 +291,8 @@ fn many_runs_keep_their_leases_over_a_long_way() {
 }
 
 /// The holder alone is cut off: its job is dead by the deadline, and not taken over before.
-fn cut_off(fault: &Fault) {
+#[test]
+fn a_holder_whose_replies_vanish_loses_its_job_before_the_takeover() {
     let mut fleet = fleet(3)
         .proxied()
         .witness(
@@ -432,13 +303,13 @@ fn cut_off(fault: &Fault) {
         .start();
     let (holder, run) = fleet.wait_holder("held");
     let cut = boottime_ns();
-    fleet.proxies[holder].set(fault.clone());
+    fleet.proxies[holder].set(Fault::BlackHoleDown);
     let lived = fleet.wait_gone(&run, cut);
     let next = fleet.wait_run("the next attempt", |r| {
         r.occurrence == run.occurrence && r.attempt > run.attempt
     });
     println!(
-        "holder cut off by {fault:?}: its tree lived {} ms more, the takeover began after {} ms, lease 2000 ms",
+        "holder cut off: its tree lived {} ms more, the takeover began after {} ms, lease 2000 ms",
         lived.as_millis(),
         (next.start_ns - cut) / 1_000_000
     );
@@ -454,7 +325,8 @@ fn cut_off(fault: &Fault) {
 /// for longer than the others need to come to terms with the new store.
 const LONG_LEASE: &str = "\"6s\"";
 
-fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
+#[test]
+fn a_flush_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead() {
     let mut fleet = fleet(3)
         .proxied()
         .default("lease", LONG_LEASE)
@@ -463,7 +335,7 @@ fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
     let (holder, run) = fleet.wait_holder("held");
     fleet.proxies[holder].set(Fault::BlackHoleUp);
     let lost = boottime_ns();
-    lose(&mut fleet);
+    fleet.server().command::<()>(&["FLUSHALL"]);
     let next = fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
     println!(
         "state lost with the holder cut off: the next run began after {} ms, lease 6000 ms",
@@ -475,7 +347,8 @@ fn state_lost_while_cut_off(lose: impl FnOnce(&mut Fleet)) {
 }
 
 /// A run goes on with the lease that it was granted with; then the store forgets it, and its holder cannot tell.
-fn state_lost_with_a_longer_lease(shorten: impl Fn(&mut Fleet, usize)) {
+#[test]
+fn a_shorter_lease_after_a_reload_makes_no_shorter_quarantine() {
     const HELD: &str = "for=60000 beat=5 ignore-term daemon";
     let mut fleet = fleet(3)
         .proxied()
@@ -483,68 +356,17 @@ fn state_lost_with_a_longer_lease(shorten: impl Fn(&mut Fleet, usize)) {
         .start();
     let (holder, run) = fleet.wait_holder("held");
     fleet.set_job("held", Some(&each_second(HELD, "")));
-    shorten(&mut fleet, holder);
+    for i in 0..3 {
+        fleet.write_config(i);
+        fleet.instances[i].signal(Signal::HUP);
+        fleet.wait_log(i, "configuration reloaded");
+    }
     fleet.proxies[holder].set(Fault::BlackHoleUp);
     fleet.server().command::<()>(&["FLUSHALL"]);
     fleet.wait_run("the job runs elsewhere", |r| r.occurrence > run.occurrence);
     fleet.proxies[holder].set(Fault::None);
     fleet.stop_all_now();
     fleet.judge(ONCE, &[], None);
-}
-
-#[test]
-fn a_shorter_lease_after_a_reload_makes_no_shorter_quarantine() {
-    state_lost_with_a_longer_lease(|fleet, _| {
-        for i in 0..3 {
-            fleet.write_config(i);
-            fleet.instances[i].signal(Signal::HUP);
-            wait_until("the configuration is reloaded", GENEROUS, || {
-                let log = fleet.instances[i].log_text();
-                log.contains("configuration reloaded")
-            });
-        }
-    });
-}
-
-#[test]
-fn a_longer_lease_of_another_instance_makes_a_longer_quarantine() {
-    state_lost_with_a_longer_lease(|fleet, holder| {
-        let others: Vec<usize> = (0..3).filter(|i| *i != holder).collect();
-        for &i in &others {
-            fleet.instances[i].kill();
-        }
-        let known = fleet.history("held").len();
-        for &i in &others {
-            fleet.write_config(i);
-            fleet.instances[i].start();
-        }
-        wait_until("the others know the job again", GENEROUS, || {
-            let history = fleet.history("held");
-            let since = &history[..history.len() - known];
-            let decisions: Vec<_> = since
-                .iter()
-                .filter_map(|r| r["occurrence"].as_str())
-                .map(|at| fleet.json(&["why", "held", at, "--json"])["decisions"].to_string())
-                .collect();
-            others.iter().all(|&i| {
-                let id = format!("{:?}", fleet.instances[i].id);
-                decisions.iter().any(|d| d.contains(&id))
-            })
-        });
-    });
-}
-
-#[test]
-fn a_flush_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead() {
-    state_lost_while_cut_off(|fleet| fleet.server().command::<()>(&["FLUSHALL"]));
-}
-
-#[test]
-fn a_restart_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead() {
-    state_lost_while_cut_off(|fleet| {
-        fleet.server().kill();
-        fleet.server().revive(None);
-    });
 }
 
 #[test]
@@ -570,16 +392,6 @@ fn a_rollback_while_the_holder_is_cut_off_lets_nobody_in_before_its_job_is_dead(
     fleet.proxies[holder].set(Fault::None);
     fleet.stop_all_now();
     fleet.judge(ONCE, &[], None);
-}
-
-#[test]
-fn a_holder_whose_requests_vanish_loses_its_job_before_the_takeover() {
-    cut_off(&Fault::BlackHoleUp);
-}
-
-#[test]
-fn a_holder_whose_replies_vanish_loses_its_job_before_the_takeover() {
-    cut_off(&Fault::BlackHoleDown);
 }
 
 /// The old server goes on: an instance that stayed there would run what those run that start now.

@@ -12,11 +12,11 @@ use crate::{
     guard::TestCgroup,
     support::{
         GENEROUS,
-        fleet::{Fleet, Plan, fleet, soloist},
+        fleet::{Fleet, fleet, soloist},
         process::{self, boottime_ns},
         proxy::Fault,
         skip,
-        trace::{Expect, ONCE, RERUN, Run},
+        trace::{ONCE, RERUN, Run},
         wait_for, wait_until, witness,
     },
 };
@@ -61,14 +61,15 @@ fn ms(ns: i64) -> i64 {
     ns / 1_000_000
 }
 
-fn taken_over_after_sigkill(plan: Plan) {
-    let mut fleet = plan
+#[test]
+fn a_sigkilled_holder_leaves_no_process_and_is_taken_over() {
+    let mut fleet = fleet(3)
         .default("grace", "\"50ms\"")
         // The guard tells the end long before it lapses, also on a busy host.
         .default("lease", "\"6s\"")
         .witness("long", STUBBORN, "on_crash = \"rerun\"\nmax_attempts = 5")
         .start();
-    for round in 0..3 {
+    for round in 0..2 {
         let (holder, run) = wait_tree(&fleet, "long");
         let killed = boottime_ns();
         fleet.instances[holder].kill();
@@ -93,16 +94,6 @@ fn taken_over_after_sigkill(plan: Plan) {
     }
     fleet.stop();
     fleet.judge(RERUN, &["long"], None);
-}
-
-#[test]
-fn a_sigkilled_holder_leaves_no_process_and_is_taken_over() {
-    taken_over_after_sigkill(fleet(3));
-}
-
-#[test]
-fn a_sigkilled_holder_on_sqlite_leaves_no_process_and_is_taken_over() {
-    taken_over_after_sigkill(fleet(3).sqlite());
 }
 
 #[test]
@@ -136,13 +127,9 @@ fn a_crashed_run_is_recorded_and_not_repeated_by_default() {
 
 /// A fleet whose first holder of `a` kills itself at this point.
 fn dying_at(point: &str, lines: &str) -> (Fleet, usize, tempfile::TempDir) {
-    dying(fleet(3), point, lines)
-}
-
-fn dying(plan: Plan, point: &str, lines: &str) -> (Fleet, usize, tempfile::TempDir) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let once = dir.path().join("once").display().to_string();
-    let mut plan = plan.witness("a", "for=5", lines);
+    let mut plan = fleet(3).witness("a", "for=5", lines);
     for i in 0..3 {
         plan = plan
             .env(i, "SOLOIST_FAILPOINT", point)
@@ -166,8 +153,9 @@ fn record_of_death(fleet: &Fleet) -> serde_json::Value {
 }
 
 /// Its zygote outlives the daemon, and tells the store that the command was never executed.
-fn started_by_another_attempt(plan: Plan, lines: &str, promise: Expect) {
-    let (mut fleet, dead, _dir) = dying(plan, "after_grant", lines);
+#[test]
+fn sigkill_between_grant_and_start_has_another_instance_start_it() {
+    let (mut fleet, dead, _dir) = dying_at("after_grant", "");
     let next = fleet.wait_run("a second attempt", |r| r.attempt > 1);
     let record = record_of_death(&fleet);
     assert_eq!(record["outcome"], "crashed", "{record}");
@@ -186,18 +174,7 @@ fn started_by_another_attempt(plan: Plan, lines: &str, promise: Expect) {
         starts.filter(|r| r.occurrence == next.occurrence).count(),
         1
     );
-    fleet.judge(promise, &["a"], None);
-}
-
-#[test]
-fn sigkill_between_grant_and_start_has_another_instance_start_it() {
-    started_by_another_attempt(fleet(3), "", ONCE);
-    started_by_another_attempt(fleet(3).sqlite(), "", ONCE);
-}
-
-#[test]
-fn sigkill_between_grant_and_start_is_taken_over_with_rerun() {
-    started_by_another_attempt(fleet(3), "on_crash = \"rerun\"", RERUN);
+    fleet.judge(ONCE, &["a"], None);
 }
 
 /// As of a host that was lost.
@@ -217,24 +194,6 @@ fn a_grant_of_a_daemon_and_a_zygote_that_died_is_recorded_and_not_repeated() {
         fleet.trace().runs().iter().all(|r| r.occurrence != lost),
         "it was granted and not started, and is not granted again: {record}"
     );
-    fleet.instances[dead].kill();
-    fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
-}
-
-#[test]
-fn sigkill_between_end_and_settle_is_recorded_and_not_repeated() {
-    let (mut fleet, dead, _dir) = dying_at("before_settle", "");
-    let id = fleet.instances[dead].id.clone();
-    let ran = wait_for("the run of the dead instance", GENEROUS, || {
-        fleet.trace().runs().into_iter().rfind(|r| r.instance == id)
-    });
-    // The guard knows how the run ended, and records that in place of the daemon.
-    wait_for("the true record of that run", GENEROUS, || {
-        let mut all = fleet.history("a").into_iter();
-        all.find(|r| r["fencing_token"] == ran.token && r["outcome"] == "succeeded")
-    });
-    fleet.wait_run("a later occurrence runs", |r| r.occurrence > ran.occurrence);
     fleet.instances[dead].kill();
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
@@ -403,20 +362,6 @@ fn a_job_that_was_frozen_with_its_daemon_and_guard_dies_when_it_thaws() {
     fleet.stop_all_now();
 }
 
-/// Nobody has taken over: the store would renew the lease, and does not tell the holder that it is late.
-#[test]
-fn a_job_that_was_frozen_alone_dies_when_it_thaws_although_nobody_took_over() {
-    let Some(f) = frozen(1) else { return };
-    let thawed = boottime_ns();
-    f.daemon.set(false);
-    f.guard.set(false);
-    f.dies(thawed);
-    let mut fleet = f.fleet;
-    takeover_of(&fleet, &f.run);
-    fleet.stop_all_now();
-    fleet.judge(RERUN, &[], None);
-}
-
 #[test]
 fn a_guard_that_thaws_ends_its_job_although_the_daemon_stays_frozen() {
     let Some(f) = frozen(1) else { return };
@@ -476,33 +421,6 @@ fn a_killed_guard_costs_its_tree_and_is_reported() {
     fleet.wait_run("the fleet goes on", |r| r.occurrence > run.occurrence);
     fleet.stop();
     fleet.judge(ONCE, &["long"], None);
-}
-
-#[test]
-fn what_a_killed_guard_leaves_is_waited_for() {
-    let program = witness::unruly().display();
-    let litter = format!("command = [\"{program}\", \"litter\", \"{{trace}}.pid\"]");
-    let mut fleet = fleet(1).sqlite().job("long", &litter).start();
-    let file = fleet.file("trace.pid");
-    let daemon = fleet.instances[0].pid();
-    wait_until("the store is there and knows the job", GENEROUS, || {
-        let told = fleet.cli(&["trigger", "long", "--key", "one"]);
-        told.status.success()
-    });
-    wait_until("it runs", GENEROUS, || file.exists());
-    let litter = std::fs::read_to_string(&file).expect("a pid");
-    let litter = litter.trim().parse().expect("a pid");
-    wait_until("all its children have ended", GENEROUS, || {
-        process::zombies(litter) == 100
-    });
-    let guard = process::parent(litter).expect("a guard");
-    process::signal(guard, Signal::KILL);
-    fleet.wait_record("long", "crashed");
-    assert!(!process::alive(litter));
-    wait_until("nothing is left of it", GENEROUS, || {
-        process::zombies(daemon) == 0
-    });
-    fleet.stop();
 }
 
 /// As in a container: orphans of all that runs there fall to soloist.
@@ -613,46 +531,6 @@ fn a_living_daemon_ends_what_another_left_that_was_killed_with_its_guard_and_its
     fleet.stop();
 }
 
-/// Else it would end what another test looks at.
-#[test]
-fn a_daemon_of_another_cgroup_ends_nothing_that_is_left() {
-    if TestCgroup::new().is_none() {
-        return skip("no cgroup v2 that we may write to");
-    }
-    let mut dead = fleet(1)
-        .witness("long", "for=600000 beat=5 ignore-term setsid daemon", "")
-        .start();
-    let (holder, run) = wait_tree(&dead, "long");
-    let left = leave_behind(&mut dead, holder, &run);
-    let mut other = fleet(1).witness("a", "for=5", "").start();
-    // It has looked at its start.
-    other.wait_holder("a");
-    other.stop();
-    assert!(left.iter().all(|&pid| process::alive(pid)), "{left:?}");
-}
-
-/// It is the one that would execute the daemon's last will.
-#[test]
-fn an_idle_daemon_whose_zygote_dies_has_another() {
-    let mut fleet = fleet(1)
-        .job("a", "schedule = \"0 0 29 2 *\"\ncommand = [\"true\"]")
-        .start();
-    let zygote = |not: u32| {
-        let children = process::children(fleet.instances[0].pid());
-        let mut zygotes = children
-            .into_iter()
-            .filter(|pid| process::command_line(*pid).contains("__zygote"));
-        zygotes.find(|pid| *pid != not)
-    };
-    let first = wait_for("a zygote", GENEROUS, || zygote(0));
-    process::signal(first, Signal::KILL);
-    wait_for("another zygote", GENEROUS, || zygote(first));
-    fleet.wait_log(0, "WARN");
-    let log = fleet.instances[0].log_text();
-    assert!(log.contains("(soloist __zygote) has died"), "{log}");
-    fleet.stop();
-}
-
 /// `ulimit -f`, LimitFSIZE=: also files in memory count.
 #[test]
 fn a_daemon_that_may_write_no_files_starts_its_jobs() {
@@ -722,22 +600,6 @@ fn a_job_that_ignores_sigterm_and_daemonizes_is_gone_after_grace() {
 }
 
 #[test]
-fn what_a_command_leaves_behind_is_ended_with_it() {
-    let mut fleet = fleet(3)
-        .default("grace", "\"200ms\"")
-        .witness("short", "for=100 beat=5 ignore-term setsid daemon", "")
-        .start();
-    fleet.wait_record("short", "succeeded");
-    fleet.wait_more_runs(2);
-    fleet.stop();
-    let runs = fleet.trace().runs();
-    for run in &runs {
-        assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
-    }
-    fleet.judge(ONCE, &["short"], None);
-}
-
-#[test]
 fn sigterm_lets_runs_finish_and_starts_nothing() {
     let mut fleet = fleet(3).witness("long", "for=3000 beat=5", "").start();
     let (holder, run) = fleet.wait_holder("long");
@@ -756,53 +618,6 @@ fn sigterm_lets_runs_finish_and_starts_nothing() {
     let record = fleet.wait_record("long", "succeeded");
     assert_eq!(record["fencing_token"], run.token, "{record}");
     assert_eq!(record["instance"], fleet.instances[holder].id.as_str());
-}
-
-#[test]
-fn a_second_sigterm_ends_the_runs() {
-    let mut fleet = fleet(3)
-        .drain("10m")
-        .witness("long", "for=30000 beat=5", "")
-        .start();
-    let (holder, run) = fleet.wait_holder("long");
-    fleet.instances[holder].signal(Signal::TERM);
-    wait_until("the drain is reported", GENEROUS, || {
-        fleet.instances[holder].log_text().contains("stopping")
-    });
-    let status = fleet.instances[holder].urge();
-    assert!(!process::alive(run.root));
-    assert!(status.success(), "{status}");
-    let record = wait_for("a record of the run", GENEROUS, || {
-        fleet
-            .history("long")
-            .into_iter()
-            .find(|r| r["fencing_token"] == run.token && r["outcome"] != "running")
-    });
-    assert_eq!(record["outcome"], "cancelled", "{record}");
-    fleet.stop();
-    fleet.judge(ONCE, &["long"], None);
-}
-
-/// Also if the grace takes longer than a daemon's last words to the store.
-#[test]
-fn a_second_sigterm_gives_each_command_its_grace() {
-    let mut fleet = fleet(1)
-        .drain("10m")
-        .witness("deaf", "for=300000 beat=5 ignore-term", "grace = \"6s\"")
-        .start();
-    let (_, run) = fleet.wait_holder("deaf");
-    fleet.instances[0].signal(Signal::TERM);
-    wait_until("the drain is reported", GENEROUS, || {
-        fleet.instances[0].log_text().contains("stopping")
-    });
-    let status = fleet.instances[0].urge();
-    assert!(!process::alive(run.root), "the daemon waited for its end");
-    assert!(status.success(), "{status}");
-    let log = fleet.instances[0].log_text();
-    assert!(!log.contains("guards of those runs keep trying"), "{log}");
-    let record = fleet.wait_record("deaf", "cancelled");
-    assert_eq!(record["fencing_token"], run.token, "{record}");
-    fleet.judge(ONCE, &[], None);
 }
 
 #[test]
@@ -884,34 +699,13 @@ fn an_outcome_that_the_store_could_not_hear_of_before_the_daemon_stopped_is_told
     fleet.judge(RERUN, &[], None);
 }
 
-#[test]
-fn a_stopped_guard_goes_on_when_its_daemon_dies() {
-    let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
-    let (_, run) = wait_tree(&fleet, "a");
-    let guard = fleet.guard(&run);
-    process::signal(guard, Signal::STOP);
-    let since = boottime_ns();
-    fleet.instances[0].kill();
-    fleet.wait_gone(&run, since);
-    wait_until("the guard has told the store", GENEROUS, || {
-        !process::alive(guard)
-    });
-    let record = fleet.wait_record("a", "crashed");
-    assert_eq!(record["fencing_token"], run.token, "{record}");
-}
-
 /// A guard that is frozen when its daemon is killed; one that is stopped after that; one that is killed together with
 /// its daemon.
 #[test]
 fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
-    for how in ["frozen", "stopped", "killed", "frozen by cgroup v1"] {
-        let freezer = match how {
-            "frozen by cgroup v1" => TestCgroup::freezer(),
-            _ => TestCgroup::new(),
-        };
-        let Some(freezer) = freezer else {
-            skip("no cgroup that we may freeze");
-            continue;
+    for how in ["frozen", "stopped", "killed"] {
+        let Some(freezer) = TestCgroup::new() else {
+            return skip("no cgroup v2 that we may write to");
         };
         let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
         let (_, run) = wait_tree(&fleet, "a");
@@ -940,109 +734,10 @@ fn what_the_guard_of_a_killed_daemon_cannot_end_is_ended_by_its_zygote() {
     }
 }
 
-/// It was executed, or forked from a zygote that was killed, or that was frozen and therefore replaced.
-#[test]
-fn what_a_frozen_guard_cannot_end_is_ended_by_a_zygote_that_is_not_its_own() {
-    for how in ["executed", "killed zygote", "frozen zygote"] {
-        let Some(freezer) = TestCgroup::new() else {
-            return skip("no cgroup v2 that we may write to");
-        };
-        let freeze = |pid| {
-            freezer.add(pid)?;
-            freezer.freeze(true);
-            Ok::<_, std::io::Error>(())
-        };
-        let mut fleet = fleet(1).witness("a", ENDLESS, "").start();
-        let daemon = fleet.instances[0].pid();
-        let mut first = zygote(daemon);
-        let run = match how {
-            "executed" => wait_for("a run whose guard was executed", GENEROUS, || {
-                first = zygote(daemon);
-                process::signal(first, Signal::KILL);
-                let run = fleet.trace().runs_of("a").pop()?;
-                let alive = !run.ended && run.pids.iter().all(|&pid| process::alive(pid));
-                (alive && run.pids.len() == 3).then_some(())?;
-                let guard = fleet.guard(&run).cast_signed();
-                let session = rustix::process::getsid(rustix::process::Pid::from_raw(guard));
-                if session.ok().map(|pid| pid.as_raw_nonzero().get()) == Some(guard) {
-                    return Some(run);
-                }
-                process::signal(run.root, Signal::KILL);
-                None
-            }),
-            _ => wait_tree(&fleet, "a").1,
-        };
-        match how {
-            "frozen zygote" => {
-                if let Err(e) = freeze(first) {
-                    return skip(&format!("a process cannot be moved to a cgroup: {e}"));
-                }
-            }
-            _ => process::signal(first, Signal::KILL),
-        }
-        let guard = fleet.guard(&run);
-        wait_until("another zygote", GENEROUS, || zygote(daemon) != first);
-        if let Err(e) = freeze(guard) {
-            return skip(&format!("a process cannot be moved to a cgroup: {e}"));
-        }
-        let killed = boottime_ns();
-        let zygote = zygote(daemon);
-        fleet.instances[0].kill();
-        let lived = fleet.wait_gone(&run, killed);
-        println!("{how}: alive for {} ms after the kill", lived.as_millis());
-        freezer.freeze(false);
-        wait_dead([guard, zygote]);
-    }
-}
-
-/// The guard tells it when it goes on.
-#[test]
-fn a_frozen_guard_whose_command_has_ended_keeps_the_outcome() {
-    let Some(freezer) = TestCgroup::new() else {
-        return skip("no cgroup v2 that we may write to");
-    };
-    let mut fleet = fleet(1)
-        .default("lease", "\"8s\"")
-        .witness("a", "for=500", "")
-        .start();
-    let daemon = fleet.instances[0].pid();
-    let zygote = zygote(daemon);
-    let (run, guard) = wait_for("a run whose daemon is stopped", GENEROUS, || {
-        let run = fleet.trace().runs().pop().filter(|run| !run.ended)?;
-        process::signal(daemon, Signal::STOP);
-        let guard = process::parent(run.root).filter(|_| process::alive(run.root));
-        if guard.is_none() {
-            process::signal(daemon, Signal::CONT);
-        }
-        Some((run, guard?))
-    });
-    wait_until("the command has ended", GENEROUS, || {
-        !process::alive(run.root)
-    });
-    if let Err(e) = freezer.add(guard) {
-        return skip(&format!("a process cannot be moved to a cgroup: {e}"));
-    }
-    freezer.freeze(true);
-    fleet.instances[0].kill();
-    // It has nothing to wait for.
-    wait_until("the zygote is gone", GENEROUS, || !process::alive(zygote));
-    assert!(process::alive(guard));
-    freezer.freeze(false);
-    let record = wait_for("the record", GENEROUS, || {
-        let mut all = fleet.history("a").into_iter();
-        all.find(|r| r["fencing_token"] == run.token && r["outcome"] != "running")
-    });
-    assert_eq!(record["outcome"], "succeeded", "{record}");
-}
-
-/// A daemon that ends the runs of dead daemons at its start does so on the whole host, also those of another test.
-static ENDS_HELPLESS: parking_lot::Mutex<()> = parking_lot::Mutex::new(());
-
 /// Nobody else is left who could: the zygote is frozen, too, and `exec` has none. What only looks like such a guard
 /// costs nobody else's run.
 #[test]
 fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
-    let _alone = ENDS_HELPLESS.lock();
     let Some(freezer) = TestCgroup::new() else {
         return skip("no cgroup v2 that we may write to");
     };
@@ -1104,100 +799,6 @@ fn what_a_frozen_guard_cannot_end_is_ended_by_the_next_daemon_at_its_start() {
     freezer.freeze(false);
     wait_dead([guard, guard_of_exec, zygote]);
     fleet.stop();
-}
-
-/// A job may start a daemon.
-#[test]
-fn a_daemon_below_a_stopped_guard_does_not_end_itself() {
-    let _alone = ENDS_HELPLESS.lock();
-    let mut fleet = fleet(1).witness("a", "for=5", "").start();
-    fleet.instances[0].kill();
-    let dir = tempfile::tempdir().expect("a directory");
-    // Nobody looks before it is stopped.
-    let script = "shift 3
-        (until grep -q 'T (stopped)' /proc/$$/status; do kill -0 $$ || exit; sleep 0.01; done; exec \"$@\") &
-        kill -STOP $$
-        wait";
-    std::fs::write(dir.path().join("__guard"), script).expect("a script");
-    let guard = |of: &std::process::Command| {
-        let mut sh = process::mortal("sh");
-        let run = uuid::Uuid::new_v4().to_string();
-        sh.args(["__guard", "b", &run, "of=4194305"]);
-        sh.arg(of.get_program()).args(of.get_args());
-        sh.envs(
-            of.get_envs()
-                .filter_map(|(name, value)| Some((name, value?))),
-        );
-        sh.current_dir(dir.path())
-            .stdout(std::process::Stdio::null());
-        sh.spawn().expect("a shell")
-    };
-    let child = |of: &std::process::Child, what: &str| {
-        wait_for("a child", GENEROUS, || {
-            let mut children = process::children(of.id()).into_iter();
-            children.find(|pid| process::command_line(*pid).starts_with(what))
-        })
-    };
-    let mut other = guard(process::mortal("sleep").arg("1000"));
-    child(&other, "sleep");
-    let mut daemon = fleet.instances[0].command();
-    daemon.arg("run").env("SOLOIST_FAILPOINT", "end_helpless");
-    let mut above = guard(&daemon);
-    let program = soloist().display().to_string();
-    let daemon = child(&above, &program);
-    wait_until("it has ended the run of the other guard", GENEROUS, || {
-        other.try_wait().is_ok_and(|status| status.is_some())
-    });
-    fleet.wait_more_runs(1);
-    process::signal(daemon, Signal::TERM);
-    wait_dead([daemon]);
-    assert_eq!(above.try_wait().expect("our child"), None);
-    above.kill().and_then(|()| above.wait()).expect("it ends");
-}
-
-/// One of its runs has a process that does not die, and a frozen guard; the guard of the other was killed with it.
-#[test]
-fn what_does_not_die_keeps_a_zygote_from_nothing_else() {
-    let (Some(freezer), Some(immortal)) = (Freezer::create(), TestCgroup::freezer()) else {
-        return skip(
-            "no cgroup v2 with cgroup.freeze, or no freezer of cgroup v1, that we may write",
-        );
-    };
-    let mut fleet = fleet(1)
-        .witness("a", ENDLESS, "")
-        .witness("b", ENDLESS, "")
-        .start();
-    let [a, b] = ["a", "b"].map(|job| wait_tree(&fleet, job).1);
-    let [frozen, killed] = [fleet.guard(&a), fleet.guard(&b)];
-    let daemon = fleet.instances[0].pid();
-    let zygote = zygote(daemon);
-    let stays = *a.pids.last().expect("a process");
-    if let Err(e) = freezer.add(frozen).and_then(|()| immortal.add(stays)) {
-        return skip(&format!("a process cannot be moved to a cgroup: {e}"));
-    }
-    freezer.set(true);
-    immortal.freeze(true);
-    process::signal(daemon, Signal::STOP);
-    process::signal(killed, Signal::KILL);
-    let since = boottime_ns();
-    fleet.instances[0].kill();
-    fleet.wait_gone(&b, since);
-    assert!(process::alive(stays) && process::alive(zygote));
-    // What stays dies between two tries of the zygote, which must still know that it had begun to end that run.
-    wait_until("the zygote has tried, and rests", GENEROUS, || {
-        if a.pids
-            .iter()
-            .any(|&pid| pid != stays && process::alive(pid))
-        {
-            return false;
-        }
-        let before = process::switches(zygote);
-        std::thread::sleep(Duration::from_millis(100));
-        before.is_some() && process::switches(zygote) == before
-    });
-    immortal.freeze(false);
-    fleet.wait_gone(&a, since);
-    wait_dead([frozen, zygote]);
 }
 
 /// The store takes connections and answers nothing. Each request of a daemon waits long for its answer.
@@ -1310,42 +911,6 @@ fn starting(fleet: &Fleet) -> Option<(usize, u32)> {
 }
 
 #[test]
-fn a_start_that_takes_its_time_never_runs_beside_the_next_attempt() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let once = dir.path().join("slow");
-    // With `on_crash = "fail"`: what was not executed is not repeated by another attempt.
-    let mut plan = fleet(2).witness("a", "for=20 beat=5", "");
-    for i in 0..2 {
-        for (name, value) in witness::slow("execve", 100_000, &once) {
-            plan = plan.env(i, &name, &value);
-        }
-    }
-    let mut fleet = plan.start();
-    let (holder, child) = wait_for("a start is under way", GENEROUS, || {
-        once.exists().then(|| starting(&fleet)).flatten()
-    });
-    fleet.instances[holder].kill();
-    let next = fleet.wait_run("the next attempt", |r| r.attempt > 1);
-    assert!(!process::alive(child), "the first is still being started");
-    let record = fleet.wait_record("a", "crashed");
-    let error = record["error"].as_str().unwrap_or_default();
-    assert!(
-        error.contains("the soloist daemon died before the command could be started"),
-        "{record}"
-    );
-    assert_eq!(record["started_at"], serde_json::Value::Null, "{record}");
-    fleet.stop();
-    let runs = fleet.trace().runs();
-    assert!(
-        !runs
-            .iter()
-            .any(|r| r.occurrence == next.occurrence && r.attempt == 1),
-        "{runs:#?}"
-    );
-    fleet.judge(ONCE, &[], None);
-}
-
-#[test]
 fn a_start_is_made_up_for_although_its_run_was_recorded_as_unknown_before() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let once = dir.path().join("slow");
@@ -1378,62 +943,6 @@ fn a_start_is_made_up_for_although_its_run_was_recorded_as_unknown_before() {
 }
 
 #[test]
-fn a_start_that_takes_its_time_is_timed_out() {
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let once = dir.path().join("slow");
-    // Longer than the lease, which is renewed meanwhile.
-    let mut plan = fleet(1).witness("a", "for=20 beat=5", "timeout = \"3s\"");
-    for (name, value) in witness::slow("execve", 100_000, &once) {
-        plan = plan.env(0, &name, &value);
-    }
-    let mut fleet = plan.start();
-    let record = fleet.wait_record("a", "timed_out");
-    let error = record["error"].as_str().unwrap_or_default();
-    assert!(error.contains("was still opening"), "{record}");
-    let at = crate::support::fleet::occurrence_ms(&record);
-    fleet.wait_run("a later occurrence runs", |r| r.occurrence > at);
-    fleet.stop();
-    fleet.judge(ONCE, &["a"], None);
-}
-
-#[test]
-fn a_guard_whose_run_is_not_granted_is_let_go() {
-    let jobs = ["a", "b", "c", "d"];
-    let mut plan = fleet(1);
-    for job in jobs {
-        plan = plan.witness(job, "for=5", "");
-    }
-    let mut fleet = plan.start();
-    fleet.wait_runs(jobs.len());
-    for job in jobs {
-        assert!(fleet.cli(&["pause", job]).status.success());
-    }
-    // One that waits, and has no run: those of the runs before are there for a moment only.
-    let mut seen = std::collections::HashMap::new();
-    wait_until("a guard waits for its run", GENEROUS, || {
-        let now = boottime_ns();
-        let idle = |pid: &u32| process::children(*pid).is_empty();
-        guards(&fleet)
-            .filter(idle)
-            .any(|pid| now - *seen.entry(pid).or_insert(now) > 700_000_000)
-    });
-    wait_until("no guard waits any more", GENEROUS, || {
-        guards(&fleet).count() == 0
-    });
-    for job in jobs {
-        fleet.wait_record(job, "skipped");
-    }
-    fleet.stop();
-}
-
-/// The guards of the first instance.
-fn guards(fleet: &Fleet) -> impl Iterator<Item = u32> {
-    process::children(fleet.instances[0].pid())
-        .into_iter()
-        .filter(|&pid| process::command_line(pid).contains("__guard"))
-}
-
-#[test]
 fn sigint_drains_and_a_second_one_ends_the_runs() {
     let mut fleet = fleet(1)
         .drain("10m")
@@ -1462,35 +971,6 @@ fn sigint_drains_and_a_second_one_ends_the_runs() {
     let record = fleet.wait_record("long", "cancelled");
     assert_eq!(record["fencing_token"], long.token, "{record}");
     fleet.judge(ONCE, &[], None);
-}
-
-#[test]
-fn a_configuration_that_cannot_be_read_does_not_keep_a_daemon_from_stopping() {
-    let mut fleet = fleet(1).witness("a", "for=5", "").start();
-    fleet.wait_runs(1);
-    // Reading it does not end: as on a file system whose server is away.
-    let config = fleet.instances[0].config.clone();
-    let pipe = config.with_extension("pipe");
-    let made = std::process::Command::new("mkfifo").arg(&pipe).status();
-    assert!(made.expect("mkfifo").success());
-    std::fs::rename(&pipe, &config).expect("put in place");
-    fleet.instances[0].signal(Signal::HUP);
-    wait_until("it reads the configuration", GENEROUS, || {
-        // To open it for writing, a process waits for a reader.
-        std::fs::File::options()
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(&config)
-            .is_ok_and(|file| {
-                // It stays open: the reader waits for the rest.
-                std::mem::forget(file);
-                true
-            })
-    });
-    fleet.wait_more_runs(1);
-    fleet.instances[0].signal(Signal::TERM);
-    let status = fleet.instances[0].wait_end();
-    assert!(status.success(), "{status}");
 }
 
 /// The daemon reads its configuration, and its handlers are not there yet.
@@ -1585,37 +1065,4 @@ fn an_outcome_that_is_told_when_the_store_is_back_comes_before_a_takeover() {
     let again = |r: &&Run| r.occurrence == run.occurrence && r.attempt > 1;
     assert!(!runs.iter().any(|r| again(&r)), "{runs:#?}");
     fleet.judge(RERUN, &[], None);
-}
-
-#[test]
-fn a_guard_that_settles_goes_on_trying_while_the_store_is_away() {
-    let mut fleet = fleet(1)
-        .proxied()
-        .default("lease", "\"10s\"")
-        .witness("a", "for=300000 beat=20", "")
-        .start();
-    let (holder, run) = fleet.wait_holder("a");
-    let guard = fleet.guard(&run);
-    fleet.proxies[holder].set(Fault::Refuse);
-    fleet.instances[holder].kill();
-    wait_until("it settles", GENEROUS, || {
-        process::command_line(guard).contains("__settle")
-    });
-    let begun = boottime_ns();
-    wait_until("it has been refused", GENEROUS, || {
-        boottime_ns() - begun > 1_000_000_000
-    });
-    // The work is done, and the answer gets lost: it asks again, and that is answered as the first time.
-    let struck = fleet.proxies[holder].struck();
-    fleet.proxies[holder].set(Fault::LoseReply("done"));
-    wait_until("it has told", GENEROUS, || !process::alive(guard));
-    assert!(
-        fleet.proxies[holder].struck() > struck,
-        "no answer got lost"
-    );
-    let record = fleet.wait_record("a", "crashed");
-    assert_eq!(record["fencing_token"], run.token, "{record}");
-    let of_it = fleet.history("a");
-    let of_it = of_it.iter().filter(|r| r["fencing_token"] == run.token);
-    assert_eq!(of_it.count(), 1);
 }

@@ -1,13 +1,11 @@
 //! A Redis server that is killed, emptied, rolled back, stopped or gone.
 
-use rustix::process::Signal;
-
 use super::LEASE_NS;
 use crate::support::{
     GENEROUS,
     fleet::{Fleet, LATE_RATHER_THAN_SKIPPED, fleet},
     now_ms,
-    process::{self, boottime_ns},
+    process::boottime_ns,
     proxy::Fault,
     server::{RedisServer, Snapshot},
     trace::{ONCE, RERUN, Run},
@@ -40,12 +38,37 @@ fn wait_recovery(fleet: &Fleet, lost: i64) {
     }
 }
 
-/// Loses state in some way, several times, and looks for second runs, overlaps, and occurrences without a start or a
-/// record.
-fn survives(rounds: usize, mut lose: impl FnMut(&mut Fleet)) {
+/// A way to lose data, and what it is called.
+type Way = (&'static str, fn(&mut Fleet));
+
+/// Loses state in each way, one after the other, and looks for second runs, overlaps, and occurrences without a start
+/// or a record.
+#[test]
+fn redis_that_lost_its_data_or_has_older_runs_nothing_twice() {
+    let ways: [Way; 4] = [
+        ("restarted empty", |fleet| fleet.server().restart_empty()),
+        ("rolled back to an older snapshot", |fleet| {
+            let old = fleet.server().snapshot();
+            fleet.wait_more_runs(10);
+            fleet.server().kill();
+            fleet.server().revive(Some(&old));
+        }),
+        ("replaced under it", |fleet| {
+            let copy = fleet.server().snapshot();
+            fleet.wait_more_runs(8);
+            replace_data(fleet, &copy);
+        }),
+        ("restarted with all of it", |fleet| {
+            fleet.server().append_only();
+            fleet.wait_more_runs(5);
+            fleet.server().kill();
+            fleet.server().revive(None);
+        }),
+    ];
     let mut fleet = loaded();
     let mut lost = 0;
-    for _ in 0..rounds {
+    for (way, lose) in ways {
+        println!("the data is {way}");
         lose(&mut fleet);
         lost = now_ms();
         wait_recovery(&fleet, lost);
@@ -53,44 +76,6 @@ fn survives(rounds: usize, mut lose: impl FnMut(&mut Fleet)) {
     fleet.stop();
     // The history of what was before is lost too.
     fleet.judge(ONCE, &["long", "q1", "q2", "q3", "q4"], Some(lost + 1000));
-}
-
-#[test]
-fn redis_restarted_empty_under_load_runs_nothing_twice() {
-    survives(2, |fleet| {
-        fleet.server().kill();
-        fleet.server().revive(None);
-    });
-}
-
-#[test]
-fn redis_restarted_with_all_its_data_runs_nothing_twice() {
-    let mut begun = false;
-    survives(2, |fleet| {
-        if !std::mem::replace(&mut begun, true) {
-            fleet.server().append_only();
-            fleet.wait_more_runs(5);
-        }
-        fleet.server().kill();
-        fleet.server().revive(None);
-    });
-}
-
-#[test]
-fn redis_rolled_back_to_an_older_snapshot_runs_nothing_twice() {
-    survives(2, |fleet| {
-        let old = fleet.server().snapshot();
-        fleet.wait_more_runs(10);
-        fleet.server().kill();
-        fleet.server().revive(Some(&old));
-    });
-}
-
-#[test]
-fn flushall_under_load_runs_nothing_twice() {
-    survives(2, |fleet| {
-        fleet.server().command::<()>(&["FLUSHALL"]);
-    });
 }
 
 #[test]
@@ -145,54 +130,6 @@ fn a_key_that_was_used_before_a_flush_runs_nothing_after_it() {
     assert_eq!(runs.len(), 3, "{runs:?}");
 }
 
-/// A job is in no file while the data is lost: what people asked of it before holds when it is back.
-#[test]
-fn what_people_asked_for_outlasts_that_a_job_is_removed_and_the_data_is_lost() {
-    let asked = "command = [\"{witness}\", \"{trace}\", \"for=5\"]";
-    let each_second = format!("{asked}\nschedule = \"@every 1s\"");
-    let mut fleet = fleet(2)
-        .default("lease", "\"1s\"")
-        .job("asked", asked)
-        .job("paused", &each_second)
-        .start();
-    fleet.wait_run("it runs", |r| r.job == "paused");
-    let key = ["trigger", "asked", "--key", "k", "--wait"];
-    assert!(fleet.cli(&key).status.success());
-    fleet.said(&["pause", "paused"]);
-    wait_until("both know of both", GENEROUS, || {
-        let paused = fleet.json(&["status", "--json"]);
-        let jobs = paused["jobs"].as_array().expect("jobs");
-        jobs.iter()
-            .any(|j| j["job"] == "paused" && !j["paused"].is_null())
-    });
-    fleet.wait_record("paused", "skipped");
-    for there in [false, true] {
-        for i in 0..2 {
-            std::fs::write(&fleet.instances[i].log, "").expect("an empty log");
-            fleet.set_job("asked", there.then_some(asked));
-            fleet.set_job("paused", there.then_some(&*each_second));
-            fleet.write_config(i);
-            fleet.instances[i].signal(Signal::HUP);
-        }
-        for i in 0..2 {
-            fleet.wait_log(i, "configuration reloaded");
-        }
-        if !there {
-            fleet.server().command::<()>(&["FLUSHALL"]);
-        }
-    }
-    let said = wait_for("the job is known", GENEROUS, || {
-        let out = fleet.cli(&key);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        (!said.contains("not registered")).then_some(said)
-    });
-    assert!(said.contains("was used before"), "{said}");
-    fleet.wait_record("paused", "skipped");
-    fleet.stop();
-    let runs = fleet.trace().runs();
-    assert_eq!(fleet.trace().runs_of("asked").len(), 1, "{runs:?}");
-}
-
 /// Its holder hears that the run is not known, and has its lease put back.
 #[test]
 fn a_run_longer_than_its_lease_outlives_the_loss_of_all_data() {
@@ -226,7 +163,7 @@ fn a_run_longer_than_its_lease_outlives_the_loss_of_all_data() {
 #[test]
 fn script_flush_under_load_is_not_noticed() {
     let mut fleet = loaded();
-    for _ in 0..20 {
+    for _ in 0..3 {
         fleet.server().command::<()>(&["SCRIPT", "FLUSH"]);
         fleet.wait_more_runs(1);
     }
@@ -360,32 +297,6 @@ fn an_outage_of_the_store_is_named_for_what_was_planned_in_it() {
 }
 
 #[test]
-fn a_redis_that_hangs_for_longer_than_the_lease_ends_the_holders() {
-    let (mut fleet, run) = holding();
-    let stopped = boottime_ns();
-    fleet.server().stop();
-    let lived = fleet.wait_gone(&run, stopped);
-    println!(
-        "store hangs: the holder's tree lived {} ms more, lease 4000 ms",
-        lived.as_millis()
-    );
-    fleet.accept(&fleet.trace().orphans(&run.instance, stopped + HELD_NS));
-    wait_until("twice the lease has passed", GENEROUS, || {
-        boottime_ns() - stopped > 2 * HELD_NS
-    });
-    let back = now_ms();
-    fleet.server().cont();
-    fleet.wait_run("quick runs again", |r| {
-        r.job == "quick" && r.occurrence > back
-    });
-    fleet.wait_run("held runs again", |r| {
-        r.job == "held" && r.start_wall_us > back * 1000
-    });
-    fleet.stop_all_now();
-    fleet.judge(RERUN, &["quick"], None);
-}
-
-#[test]
 fn a_daemon_that_starts_without_its_store_waits_for_it() {
     let mut fleet = fleet(3)
         .store_comes_later()
@@ -419,24 +330,6 @@ fn a_daemon_that_starts_without_its_store_waits_for_it() {
     fleet.wait_runs(3);
     fleet.stop();
     fleet.judge(ONCE, &["a"], None);
-}
-
-#[test]
-fn a_redis_that_is_gone_does_not_keep_a_daemon_from_stopping() {
-    // The end of the drain ends the run, long before its lease would.
-    let mut fleet = fleet(3)
-        .drain("500ms")
-        .witness("long", "for=600000 beat=5", "lease = \"6s\"")
-        .start();
-    let (_, run) = fleet.wait_holder("long");
-    fleet.server().kill();
-    fleet.signal_all(Signal::TERM);
-    for i in &mut fleet.instances {
-        assert!(i.wait_end().success(), "{}", i.log_text());
-        let log = i.log_text();
-        assert!(!log.contains("could not be renewed in time"), "{log}");
-    }
-    assert!(!run.pids.iter().any(|&pid| process::alive(pid)), "{run}");
 }
 
 /// A replica takes the place of its primary, which lives on as the replica: every connection that there is ends at a
@@ -495,41 +388,6 @@ fn replace_data(fleet: &mut Fleet, by: &Snapshot) {
         info.contains("master_link_status:up")
     });
     server.command::<()>(&["REPLICAOF", "NO", "ONE"]);
-}
-
-#[test]
-fn redis_whose_data_was_replaced_under_it_runs_nothing_twice() {
-    survives(2, |fleet| {
-        let copy = fleet.server().snapshot();
-        fleet.wait_more_runs(8);
-        replace_data(fleet, &copy);
-    });
-}
-
-/// No instance can tell what ran meanwhile: one stands still, the other has just started.
-#[test]
-fn redis_whose_data_was_replaced_is_not_believed_by_an_instance_that_starts() {
-    let mut fleet = fleet(2)
-        .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
-        .start();
-    fleet.wait_runs(2);
-    fleet.instances[1].kill();
-    fleet.wait_more_runs(2);
-    let copy = fleet.server().snapshot();
-    fleet.wait_more_runs(4);
-    fleet.instances[0].signal(Signal::STOP);
-    replace_data(&mut fleet, &copy);
-    let replaced = now_ms();
-    fleet.instances[1].start();
-    wait_until("the other one goes on", GENEROUS, || {
-        let runs = fleet.trace().runs();
-        let on = |r: &&Run| r.instance == "i2" && r.occurrence > replaced;
-        runs.iter().filter(on).count() >= 2
-    });
-    fleet.instances[0].signal(Signal::CONT);
-    fleet.wait_more_runs(3);
-    fleet.stop();
-    fleet.judge(ONCE, &[], None);
 }
 
 #[test]

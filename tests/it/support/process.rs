@@ -88,14 +88,6 @@ pub fn outlives(pid: u32, signal: Signal) -> bool {
     catches(pid, signal) || is_in(pid, "SigBlk:", signal)
 }
 
-/// How often its first thread has gone to sleep.
-pub fn switches(pid: u32) -> Option<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let mut lines = status.lines();
-    let count = lines.find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?;
-    count.trim().parse().ok()
-}
-
 fn is_in(pid: u32, mask: &str, signal: Signal) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|l| l.strip_prefix(mask));

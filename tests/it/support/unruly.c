@@ -1,7 +1,6 @@
 /* unruly MODE FILE: processes that are hard to be rid of. Each ignores SIGTERM, and ends by itself after two minutes. FILE gets
  * the pid of the first one when all is set up.
  *
- * litter   a hundred children have ended, in sessions of their own, and nobody waits for them
  * crowd    five hundred children, to be looked through by who looks for others
  * comet    two that fork and end, over and over: their pids change all the time
  * swarm    the same, but the first thread of each ends at once (it shows as a zombie), and another forks and lives on for a while */
@@ -33,14 +32,6 @@ static void told(const char *file) {
   snprintf(new, sizeof new, "%s.new", file);
   FILE *f = fopen(new, "w");
   if (!f || fprintf(f, "%d\n", (int)getpid()) < 0 || fclose(f) != 0 || rename(new, file) != 0) _exit(99);
-}
-
-static void litter(void) {
-  for (int i = 0; i < 100; i++)
-    if (fork() == 0) {
-      setsid();
-      _exit(0);
-    }
 }
 
 static void crowd(void) {
@@ -87,7 +78,6 @@ int main(int argc, char **argv) {
   const char *mode = argv[1];
   begun = now();
   signal(SIGTERM, SIG_IGN);
-  if (!strcmp(mode, "litter")) litter();
   if (!strcmp(mode, "crowd")) crowd();
   told(argv[2]);
   if (!strcmp(mode, "comet")) {
