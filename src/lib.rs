@@ -56,7 +56,6 @@ mod log_queue;
 #[cfg(feature = "notify")]
 mod notify;
 #[cfg(feature = "daemon")]
-pub mod recording;
 #[cfg(feature = "daemon")]
 pub mod runner;
 #[cfg(feature = "daemon")]

@@ -10,4 +10,4 @@ mod network;
 mod seeds;
 mod server;
 
-pub(crate) use self::host::{boot_id, connect, gettime, guards, simulated};
+pub(crate) use self::host::{connect, gettime, guards, simulated};

@@ -1236,7 +1236,6 @@ mod tests {
             incarnation: "".into(),
             sent: Boottime::now(),
             received: Boottime::now(),
-            around: vec![],
         })
     }
 

@@ -26,7 +26,6 @@ use crate::{
         schedule::next_of,
     },
     model::{InstanceId, JobName, Occurrence, RunRecord},
-    recording::Recorder,
     runner::{Behaviour, Guards, Runner},
     settle, store,
 };
@@ -243,11 +242,10 @@ impl Fleet {
             let who = (InstanceId::new(&name), name.clone());
             let destination = Destination {
                 store: config.store.clone(),
-                record_file: None,
             };
             let will = LastWill::new(&destination).expect("memory");
             let runner = Runner::simulated().leaving(Some(will));
-            let parts = (store, runner, None::<Arc<Recorder>>);
+            let parts = (store, runner);
             Daemon::assemble("/jobs.toml".into(), config, who, parts).expect("a daemon")
         });
         instance.daemon = Some(daemon);

@@ -24,7 +24,6 @@ mod notify;
 mod options;
 mod oracle;
 mod readme;
-mod record;
 mod rights;
 mod sqlite;
 mod support;

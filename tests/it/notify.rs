@@ -149,10 +149,7 @@ fn a_message_that_was_sent_by_a_notifier_that_died_comes_again_and_says_so() {
 /// Each channel gets one message. Only what comes to its end more than ten seconds after the first may be in another.
 /// The plan with so many jobs that fail at one instant, when the instances have started.
 fn fail_at_once(plan: Plan, jobs: u64) -> Plan {
-    let plan = plan
-        .unrecorded()
-        .alone()
-        .default("output", "{ log = false }");
+    let plan = plan.alone().default("output", "{ log = false }");
     let job = "command = [\"false\"]\nschedule = \"@at {soon}\"";
     (0..jobs).fold(plan, |plan, n| plan.job(&format!("j{n}"), job))
 }
@@ -229,7 +226,6 @@ fn many_jobs_that_become_overdue_at_once_are_one_message() {
     let messages = || {
         let hook = Hook::start(Mode::Takes);
         let mut plan = fleet(1)
-            .unrecorded()
             .alone()
             .tables(&channel("ops", &hook, ""))
             .default("notify", "[\"ops\"]")
@@ -383,7 +379,6 @@ fn a_failure_whose_retry_a_pause_holds_back_is_told_during_the_pause() {
 fn an_attempt_that_waits_for_a_retry_is_not_told_while_the_state_cannot_be_read() {
     let hook = Hook::start(Mode::Takes);
     let mut fleet = fleet(1)
-        .unrecorded()
         .tables(&channel("ops", &hook, ""))
         .default("notify", "[\"ops\"]")
         .job(

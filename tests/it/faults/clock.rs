@@ -365,7 +365,6 @@ const YEAR: i64 = 365 * 86_400 * SECOND;
 fn a_wrong_time_that_is_heard_once_silences_no_job() {
     let mut fleet = fleet(1)
         .proxied()
-        .unrecorded()
         .witness("work", "for=5", LATE_RATHER_THAN_SKIPPED)
         .start();
     fleet.wait_runs(2);

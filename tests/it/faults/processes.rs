@@ -656,7 +656,7 @@ fn an_idle_daemon_whose_zygote_dies_has_another() {
 /// `ulimit -f`, LimitFSIZE=: also files in memory count.
 #[test]
 fn a_daemon_that_may_write_no_files_starts_its_jobs() {
-    let mut fleet = fleet(1).unrecorded().witness("a", "for=5", "").start();
+    let mut fleet = fleet(1).witness("a", "for=5", "").start();
     fleet.wait_runs(1);
     let daemon = fleet.instances[0].pid().to_string();
     let mut limit = std::process::Command::new("prlimit");
