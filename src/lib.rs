@@ -74,8 +74,6 @@ pub mod vitals;
 mod why;
 #[cfg(feature = "daemon")]
 mod words;
-#[cfg(all(test, feature = "daemon"))]
-mod world;
 
 // The locks.
 #[cfg(any(feature = "redis", feature = "sqlite"))]

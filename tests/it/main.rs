@@ -1,6 +1,5 @@
 //! Tests that start what stands around the library: programs, servers, files.
 
-mod cases;
 mod cli;
 mod commands;
 mod conformance;
