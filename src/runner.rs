@@ -32,7 +32,7 @@ use tokio::{
 };
 
 #[cfg(test)]
-pub(crate) use self::simulated::{Behaviour, Guards};
+pub(crate) use self::simulated::{Behaviour, Guards, Seen};
 use self::{children::OwnChild, supervisor::Supervisor, zygote::Keeper};
 pub use self::{
     children::{childless, reap_strangers},

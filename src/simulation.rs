@@ -5,6 +5,7 @@
 mod data;
 mod fleet;
 mod host;
+mod judge;
 mod lua;
 mod network;
 mod seeds;
