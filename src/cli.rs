@@ -13,7 +13,6 @@ mod log;
 mod logs;
 #[cfg(feature = "notify")]
 mod notify;
-mod record;
 mod show;
 pub(crate) mod status;
 mod terminal;
@@ -42,7 +41,6 @@ use crate::{
     log_queue::{self, To},
     logic::{belief, claim::State},
     model::{JobName, Outcome, is_name},
-    recording::{Line, Recorder, recording},
     startup,
     store::{self, Fleet, Reply, Store},
     text::instant,
@@ -52,9 +50,7 @@ use crate::{
 const EXIT_CODES: &str = "\
 Exit codes:
   0   fine
-  1   `check-record`: a promise was broken
   64  wrong usage: options, names of jobs and instances
-  65  `check-record`: a file is not a record, or was changed
   69  the store cannot be reached, or refuses the request
   70  internal error
   75  not possible now, try again later
@@ -105,17 +101,6 @@ struct Cli {
     )]
     log_format: log::Format,
 
-    /// Append what is asked of the store, and answered, to this file: see `check-record`
-    #[arg(
-        long,
-        global = true,
-        help_heading = GLOBAL,
-        value_name = "FILE",
-        env = "SOLOIST_RECORD",
-        hide_env_values = true
-    )]
-    record: Option<PathBuf>,
-
     #[command(subcommand)]
     command: Command,
 }
@@ -154,8 +139,6 @@ enum Command {
     Drain(drain::Drain),
     /// Make a drained instance claim again
     Undrain(drain::Drain),
-    /// Check the records of a whole fleet (`--record`): by the rules, and against the promises
-    CheckRecord(record::CheckRecord),
     /// Run any command under a distributed lock, for crontabs and scripts
     Exec(exec::Exec),
     /// Make tokens for the API and the page over HTTP
@@ -206,7 +189,6 @@ impl Command {
             Self::Run(_) | Self::Exec(_) | Self::Top(_) => false,
             Self::Check(c) => c.json,
             Self::Status(c) => c.json,
-            Self::CheckRecord(c) => c.json,
             #[cfg(feature = "http")]
             Self::Http(c) => c.json(),
             #[cfg(feature = "notify")]
@@ -284,9 +266,6 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
     if let Command::Exec(args) = &cli.command {
         return exec::exec(cli.config, args);
     }
-    if let Command::CheckRecord(args) = &cli.command {
-        return record::check_record(args, &out);
-    }
     #[cfg(feature = "http")]
     if let Command::Http(args) = &cli.command {
         return http::http(args, &out);
@@ -319,7 +298,6 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 config_path: path,
                 config,
                 instance: args.instance,
-                record: cli.record,
                 new_fleet: args.new_fleet,
             }));
             // A thread that reads /proc or kills orphans may hang: do not wait for it.
@@ -344,8 +322,7 @@ fn dispatch(cli: Cli, out: Out) -> Result<Exit, Failure> {
                 Command::Why(args) if !out.json => args.unplanned(&config, clock::wall_us() / 1000),
                 _ => None,
             };
-            let ended =
-                runtime.block_on(with_store(command, path, config, cli.record, out.clone()));
+            let ended = runtime.block_on(with_store(command, path, config, out.clone()));
             if let (Err(Failure::Store(..) | Failure::Absent { .. }), Some(why)) =
                 (&ended, unplanned)
             {
@@ -371,7 +348,6 @@ async fn with_store(
     command: Command,
     path: PathBuf,
     config: Config,
-    record: Option<PathBuf>,
     out: Out,
 ) -> Result<Exit, Failure> {
     match &config.store.url {
@@ -399,24 +375,13 @@ async fn with_store(
     }
     // Opened inside the runtime, because a pool starts its connections in the background.
     let store = store::open(&config.store).map_err(|e| Failure::Store(e, path.clone()))?;
-    let recorder = record.map(|file| {
-        Recorder::open(&file, "a command").map_err(|error| {
-            let what = format!(
-                "cannot write the record {}; name a file that this user may write",
-                file.display()
-            );
-            Failure::Internal(anyhow::Error::new(error).context(what))
-        })
-    });
-    let recorder = recorder.transpose()?;
-    let store = recording(store, recorder.as_ref());
     let ctx = Context {
         path,
         config,
         store,
         out,
     };
-    let exit = match command {
+    match command {
         Command::Status(_) => status::status(&ctx).await,
         Command::Top(args) => top::top(&ctx, &args).await,
         Command::History(args) => history::history(&ctx, &args).await,
@@ -430,20 +395,12 @@ async fn with_store(
         Command::Cancel(args) => act::cancel(&ctx, &args).await,
         Command::Drain(args) => drain::drain(&ctx, &args, true).await,
         Command::Undrain(args) => drain::drain(&ctx, &args, false).await,
-        Command::Run(_)
-        | Command::Check(_)
-        | Command::CheckRecord(_)
-        | Command::Next(_)
-        | Command::Exec(_) => Ok(Exit::Ok),
+        Command::Run(_) | Command::Check(_) | Command::Next(_) | Command::Exec(_) => Ok(Exit::Ok),
         #[cfg(feature = "http")]
         Command::Http(_) => Ok(Exit::Ok),
         #[cfg(feature = "notify")]
         Command::Notify(_) => notify::undelivered(&ctx).await,
-    };
-    if let Some(recorder) = &recorder {
-        recorder.write(&Line::Ends {});
     }
-    exit
 }
 
 /// Asks the store for what a command can do without, for so long at most. None: there is no store yet.

@@ -35,7 +35,6 @@ use crate::{
     last_will::{Destination, LastWill},
     logic::claim::Event,
     model::{InstanceId, JobName},
-    recording::{Line, Recorder, recording},
     runner::{self, Runner},
     startup,
     store::{self, Store},
@@ -53,8 +52,6 @@ pub(crate) struct Options {
     pub config: Config,
     /// None: host name and a random suffix.
     pub instance: Option<String>,
-    /// Where to write down what happens.
-    pub record: Option<PathBuf>,
     /// Somebody says that nothing of this fleet runs anywhere else: see `daemon/found.rs`.
     pub new_fleet: bool,
 }
@@ -111,9 +108,6 @@ pub(crate) async fn run(o: Options) -> anyhow::Result<()> {
     notify(&[sd_notify::NotifyState::Stopping]);
     daemon.drain(&mut signals).await;
     daemon.leave().await;
-    if let Some(recorder) = &daemon.recorder {
-        recorder.write(&Line::Ends {});
-    }
     info!("stopped");
     Ok(())
 }
@@ -140,26 +134,12 @@ async fn begin(o: Options, signals: &mut Signals) -> anyhow::Result<Option<Daemo
     Ok(Some(daemon))
 }
 
-/// The store, and who writes down what is asked of it.
-type Opened = (Arc<dyn Store>, Option<Arc<Recorder>>);
-
-/// Opens the store, and the record if there is to be one.
-fn open(instance: &InstanceId, record: Option<PathBuf>, config: &Config) -> anyhow::Result<Opened> {
-    let recorder = record.map(|file| {
-        let recorder = Recorder::open(&file, instance.as_str());
-        recorder.with_context(|| format!("cannot write the record {}", file.display()))
-    });
-    let recorder = recorder.transpose()?;
-    if let Some(recorder) = &recorder {
-        recorder.jobs(config.jobs.values());
-        recorder
-            .watch_for_stops()
-            .context("cannot start a thread")?;
-    }
+/// Opens the store.
+fn open(config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     check_place(&config.store.url)?;
-    let store = recording(store::open(&config.store)?, recorder.as_ref());
+    let store = store::open(&config.store)?;
     warn_of_open_file(&config.store.url);
-    Ok((store, recorder))
+    Ok(store)
 }
 
 /// The parts of a running daemon.
@@ -176,7 +156,6 @@ pub(crate) struct Daemon {
     finish: CancellationToken,
     contests: TaskTracker,
     background: TaskTracker,
-    recorder: Option<Arc<Recorder>>,
     /// Shows the notifier the configuration that is in force. None: there were no channels yet.
     #[cfg(feature = "notify")]
     notifier: Option<watch::Sender<Arc<Config>>>,
@@ -193,13 +172,9 @@ impl Daemon {
                 .unwrap_or_else(|| format!("{host}-{:04x}", fastrand::u16(..))),
         );
         // In a thread that may be left behind: another process may have locked the file, or its disk may hang.
-        let opening = {
-            let instance = instance.clone();
-            tokio::task::spawn_blocking(move || {
-                open(&instance, o.record, &o.config).map(|opened| (opened, o.config))
-            })
-        };
-        let ((store, recorder), config) = opening.await.context("cannot open the store")??;
+        let opening =
+            tokio::task::spawn_blocking(move || open(&o.config).map(|store| (store, o.config)));
+        let (store, config) = opening.await.context("cannot open the store")??;
         if o.new_fleet {
             found::found(&*store).await?;
         }
@@ -207,7 +182,6 @@ impl Daemon {
         startup::outlive_the_limit_on_files();
         let destination = Destination {
             store: config.store.clone(),
-            record_file: recorder.as_ref().map(|r| r.path().to_owned()),
         };
         let last_will = LastWill::new(&destination);
         if let Err(error) = &last_will {
@@ -215,11 +189,10 @@ impl Daemon {
         }
         let runner = runner
             .hiding(config.store_variables.clone())
-            .recording(recorder.clone())
             .leaving(last_will.ok());
         runner.start_zygote();
         sweep(Runner::sweep).await;
-        let parts = (store, runner, recorder);
+        let parts = (store, runner);
         let mut daemon = Self::assemble(o.config_path, config, (instance, host), parts)?;
         daemon.send_traces();
         let background = &daemon.background;
@@ -242,7 +215,7 @@ impl Daemon {
         config_path: PathBuf,
         config: Config,
         (instance, host): (InstanceId, String),
-        (store, runner, recorder): (Arc<dyn Store>, Runner, Option<Arc<Recorder>>),
+        (store, runner): (Arc<dyn Store>, Runner),
     ) -> anyhow::Result<Self> {
         let clock = Arc::new(StoreClock::default());
         store.believe(clock.clone());
@@ -313,7 +286,6 @@ impl Daemon {
             finish,
             contests,
             background,
-            recorder,
             #[cfg(feature = "notify")]
             notifier: None,
             #[cfg(feature = "http")]
@@ -425,9 +397,6 @@ impl Daemon {
                             &self.contender,
                             &self.config_seen,
                         );
-                        if let Some(recorder) = &self.recorder {
-                            recorder.jobs(self.config.jobs.values());
-                        }
                         #[cfg(feature = "http")]
                         if self.config.http.is_some() {
                             self.config_shown

@@ -455,7 +455,6 @@ impl Holder {
             on_no_start: next_attempt(After::NoStart),
             offset_us: self.clock.offset_us().unwrap_or(0),
             patience: g.job.lease.length,
-            record_file: self.runner.recorder().map(|r| r.path().to_owned()),
             #[cfg(feature = "notify")]
             traces: self.traces.get().map(|traces| traces::OnDeath {
                 settings: traces.settings.clone(),

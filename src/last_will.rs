@@ -12,7 +12,7 @@
 
 pub mod settle;
 
-use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
+use std::{collections::HashSet, fs::File, io, os::unix::fs::FileExt, sync::Arc};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -35,8 +35,6 @@ const ENTRY: u64 = 512;
 pub struct Destination {
     #[serde(with = "config::Handed")]
     pub store: config::Store,
-    /// See [`crate::settle::SettleOnDeath::record_file`].
-    pub record_file: Option<PathBuf>,
 }
 
 /// A claim that was made, or may have been, and whose command was not started.
@@ -226,7 +224,6 @@ mod tests {
     fn will() -> Arc<LastWill> {
         let destination = Destination {
             store: config::Store::from_url("redis://me:secret@h").expect("a store"),
-            record_file: Some("/a".into()),
         };
         LastWill::new(&destination).expect("a file in memory")
     }
@@ -251,7 +248,6 @@ mod tests {
         assert_eq!(read, all);
         let store = config::Store::from_url("redis://me:secret@h").expect("a store");
         assert_eq!(destination.store, store);
-        assert_eq!(destination.record_file, Some("/a".into()));
 
         // However often it stands there.
         let again = will.add(&all[0]);

@@ -56,7 +56,6 @@ mod log_queue;
 #[cfg(feature = "notify")]
 mod notify;
 #[cfg(feature = "daemon")]
-pub mod recording;
 #[cfg(feature = "daemon")]
 pub mod runner;
 #[cfg(feature = "daemon")]
@@ -75,8 +74,6 @@ mod view;
 mod why;
 #[cfg(feature = "daemon")]
 mod words;
-#[cfg(all(test, feature = "daemon"))]
-mod world;
 
 // The locks.
 #[cfg(any(feature = "redis", feature = "sqlite"))]

@@ -1,8 +1,6 @@
 //! Pure rules: no I/O, no clock, no async, no randomness. The caller passes in times and answers; what to do next is
 //! returned as data.
 
-pub(crate) mod bent;
-
 #[cfg(feature = "daemon")]
 pub mod attempts;
 pub mod backoff;

@@ -32,7 +32,7 @@ use tokio::{
 };
 
 #[cfg(test)]
-pub(crate) use self::simulated::{Behaviour, Guards};
+pub(crate) use self::simulated::{Behaviour, Guards, Seen};
 use self::{children::OwnChild, supervisor::Supervisor, zygote::Keeper};
 pub use self::{
     children::{childless, reap_strangers},
@@ -45,7 +45,6 @@ use crate::{
     last_will::LastWill,
     logic::guard_life::{Cause, Overdue, Stop},
     model::{JobName, Marks, Outcome, RunId, Usage},
-    recording::{Line, Recorder},
 };
 
 /// How long the runner reads the pipe of a command that is no run of a job, after its end.
@@ -134,7 +133,6 @@ pub struct Runner {
     /// What guards are forked from.
     zygote: Arc<Mutex<Keeper>>,
     /// Where starts and ends of commands are written down.
-    recorder: Option<Arc<Recorder>>,
     /// What the zygote executes if this process is killed.
     last_will: Option<Arc<LastWill>>,
     /// See [`Runner::for_one_run`].
@@ -178,7 +176,6 @@ impl Runner {
             exe: Arc::new(exe),
             hidden: Arc::default(),
             zygote: Arc::default(),
-            recorder: None,
             last_will: None,
             sole: false,
         })
@@ -196,7 +193,6 @@ impl Runner {
             exe: Arc::default(),
             hidden: Arc::default(),
             zygote: Arc::default(),
-            recorder: None,
             last_will: None,
             sole: false,
         }
@@ -210,11 +206,6 @@ impl Runner {
             zygote: Arc::default(),
             ..self
         }
-    }
-
-    /// Writes down when commands start and end.
-    pub fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
-        Self { recorder, ..self }
     }
 
     /// Has its zygote execute this will if this process is killed. Call it before the zygote is started.
@@ -235,17 +226,10 @@ impl Runner {
         Self { sole, ..self }
     }
 
-    /// The recorder, if there is one.
-    pub fn recorder(&self) -> Option<&Arc<Recorder>> {
-        self.recorder.as_ref()
-    }
-
     /// The command that starts this binary, as a guard or as `__settle`.
     fn command(&self) -> std::process::Command {
         let mut command = std::process::Command::new(&*self.exe);
         command.arg0("soloist");
-        // Commands that a job runs must not need the right to write the daemon's record.
-        command.env_remove("SOLOIST_RECORD");
         let of_store = std::env::vars_os().map(|(name, _)| name);
         let of_store = of_store.filter(|name| guard::is_of_store(name));
         for name in of_store.chain(self.hidden.iter().map(Into::into)) {
@@ -392,10 +376,6 @@ impl Runner {
         let launch = || self.launch(&spec.job, spec.run_id, spec.transparent.is_some());
         let mut prepared = prepared.map_or_else(launch, Ok)?;
         self.strike_out(spec.run_id)?;
-        if let Some(recorder) = &self.recorder {
-            let (run, at) = (spec.run_id, Boottime::now());
-            recorder.write(&Line::Starts { run, at });
-        }
         let written = match prepared.tell(&first_line) {
             Ok(written) => written,
             // If somebody killed the waiting guard, nothing was started yet, and a new guard replaces it.
@@ -437,7 +417,6 @@ impl Runner {
                 spec.kill_budget,
             ),
             kill_budget: spec.kill_budget,
-            recorder: self.recorder.clone(),
             sole: self.sole,
             killed_guard: None,
         };

@@ -1,7 +1,7 @@
 //! `soloist __settle`: records the outcome of a run whose daemon died, or stopped before it could record it; or
 //! releases the lock of a dead `soloist exec`. The guard executes this process once the command's process tree is gone.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,6 @@ use crate::{
         guard_life,
     },
     model::{LAST_MS, Outcome, RunRecord},
-    recording::{Line, Recorder, recording},
     startup,
     store::{self, Store, Tail},
 };
@@ -49,9 +48,6 @@ pub struct SettleOnDeath {
     /// and the instance that finds it records the same. The outcome of a command that ended by itself is tried for a
     /// day.
     pub patience: Duration,
-    /// Where to write down what happens.
-    #[serde(default)]
-    pub record_file: Option<PathBuf>,
     /// Where the span of the run goes, if somebody wants it.
     #[cfg(feature = "notify")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -147,17 +143,6 @@ pub fn main() -> ExitCode {
     let Some(run) = on_death.record.run_id else {
         return fail("the daemon's instructions have no run id");
     };
-    // A record that cannot be written must not keep the outcome from the store.
-    let recorder = on_death.record_file.as_deref();
-    let recorder = recorder.and_then(|file| Recorder::open(file, "the helper of a guard").ok());
-    if let Some(recorder) = &recorder {
-        recorder.write(&Line::Ran {
-            run,
-            started: end.started.as_ref().map(|m| m.boottime),
-            ended: end.ended.boottime,
-            outcome: end.outcome,
-        });
-    }
     let record = on_death.ended(end);
     let settle = Settle {
         run,
@@ -165,12 +150,9 @@ pub fn main() -> ExitCode {
         next_attempt,
     };
     loop {
-        let tried = block_on(tell(&on_death, &settle, recorder.as_ref()));
+        let tried = block_on(tell(&on_death, &settle));
         let error = match tried {
             Ok(()) => {
-                if let Some(recorder) = &recorder {
-                    recorder.write(&Line::Ends {});
-                }
                 #[cfg(feature = "notify")]
                 trace(&on_death, settle.record);
                 return ExitCode::SUCCESS;
@@ -234,12 +216,8 @@ fn trace(on_death: &SettleOnDeath, record: RunRecord) {
 }
 
 /// Sends one request, on a new connection.
-async fn tell(
-    on_death: &SettleOnDeath,
-    settle: &Settle,
-    recorder: Option<&Arc<Recorder>>,
-) -> Result<(), String> {
-    let store = open(&on_death.store, recorder, on_death.offset_us)?;
+async fn tell(on_death: &SettleOnDeath, settle: &Settle) -> Result<(), String> {
+    let store = open(&on_death.store, on_death.offset_us)?;
     let told = store.settle(settle, &Tail::default()).await;
     told.map(drop).map_err(|e| e.to_string())
 }
@@ -256,13 +234,8 @@ pub(crate) fn block_on(attempt: impl Future<Output = Result<(), String>>) -> Res
 }
 
 /// Opens the store of a daemon that is gone. `offset_us` is [`StoreClock::offset_us`] as the daemon knew it.
-pub(crate) fn open(
-    store: &config::Store,
-    recorder: Option<&Arc<Recorder>>,
-    offset_us: i64,
-) -> Result<Arc<dyn Store>, String> {
+pub(crate) fn open(store: &config::Store, offset_us: i64) -> Result<Arc<dyn Store>, String> {
     let store = store::open(store).map_err(|e| e.to_string())?;
-    let store = recording(store, recorder);
     // As the daemon did: while the store's clock is wrong, the next attempt must not be dated by it.
     if offset_us != 0 {
         let (clock, now) = (StoreClock::default(), Boottime::now());
@@ -282,19 +255,14 @@ pub(crate) async fn simulated(handed: HandOver) {
     let after = After::of(end.outcome, end.cause, end.started.is_some());
     let next_attempt = on_death.next_attempt(after);
     let until = Boottime::now() + on_death.patience(end.outcome);
-    let recorder = on_death.record_file.as_deref();
-    let recorder = recorder.and_then(|file| Recorder::open(file, "the helper of a guard").ok());
     let record = on_death.ended(end);
     let settle = Settle {
         run: record.run_id.expect("a run"),
         record,
         next_attempt,
     };
-    while tell(&on_death, &settle, recorder.as_ref()).await.is_err() && Boottime::now() < until {
+    while tell(&on_death, &settle).await.is_err() && Boottime::now() < until {
         tokio::time::sleep(PAUSE.0).await;
-    }
-    if let Some(recorder) = &recorder {
-        recorder.write(&Line::Ends {});
     }
 }
 
@@ -388,7 +356,6 @@ mod tests {
             on_no_start: None,
             offset_us: 0,
             patience: Duration::from_secs(15),
-            record_file: None,
             #[cfg(feature = "notify")]
             traces: None,
         }

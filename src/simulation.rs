@@ -5,9 +5,10 @@
 mod data;
 mod fleet;
 mod host;
+mod judge;
 mod lua;
 mod network;
 mod seeds;
 mod server;
 
-pub(crate) use self::host::{boot_id, connect, gettime, guards, simulated};
+pub(crate) use self::host::{connect, gettime, guards, simulated};

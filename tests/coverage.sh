@@ -1,6 +1,6 @@
 #!/bin/sh
-# tests/coverage.sh [FILTER...]: which lines and branches of src/logic the unit tests run (the worlds, the simulation and
-# the tests beside the rules). Prints what was not taken, and a table. Not part of test.sh.
+# tests/coverage.sh [FILTER...]: which lines and branches of src/logic the unit tests run (the simulation and the tests
+# beside the rules). Prints what was not taken, and a table. Not part of test.sh.
 #
 # It needs the llvm-profdata and llvm-cov of rustc's own LLVM (`rustc -vV` says which): in Debian the package llvm-NN.
 set -eu

@@ -13,18 +13,14 @@ use crate::{
     acts::Refusal,
     config::Report,
     log_queue::{self, To},
-    recording, store, text,
+    store, text,
 };
 
 /// How a command ended, with the numbers of sysexits.h.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
     Ok,
-    /// `check-record` found a promise broken.
-    Broken,
     Usage,
-    /// A record that cannot be checked.
-    Data,
     StoreUnreachable,
     Internal,
     TryAgain,
@@ -39,9 +35,7 @@ impl Exit {
     pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
-            Self::Broken => 1,
             Self::Usage => 64,
-            Self::Data => 65,
             Self::StoreUnreachable => 69,
             Self::Internal => 70,
             Self::TryAgain => 75,
@@ -67,7 +61,6 @@ pub enum Failure {
     },
     /// All problems of the configuration.
     Config(Report),
-    Record(recording::check::Error),
     /// There is no configuration.
     Missing {
         message: String,
@@ -127,7 +120,6 @@ impl Failure {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Usage { .. } => Exit::Usage,
-            Self::Record(_) => Exit::Data,
             Self::Config(_) | Self::Missing { .. } => Exit::Config,
             Self::Store(store::Error::Corrupt { .. }, _) => Exit::Internal,
             Self::Store(..) | Self::Absent { .. } => Exit::StoreUnreachable,
@@ -153,10 +145,6 @@ impl Failure {
             }
             Self::Store(e, _) => (e.to_string(), remedy(e, store)),
             Self::Config(report) => (report.render(false), None),
-            Self::Record(e) => {
-                let hint = "a record is only checked as it was written, with all of its lines";
-                (e.to_string(), Some(hint.to_owned()))
-            }
             Self::Output(e) => (format!("cannot write to stdout: {e}"), None),
             Self::Internal(e) => {
                 let hint = e.downcast_ref::<store::Error>();

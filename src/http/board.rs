@@ -1210,7 +1210,6 @@ mod tests {
             incarnation: "".into(),
             sent: Boottime::now(),
             received: Boottime::now(),
-            around: vec![],
         })
     }
 

@@ -1,8 +1,6 @@
 //! `soloist __last_will`: tells the store which runs a killed daemon had been granted and never started.
 
-use std::{
-    collections::BTreeSet, fs::File, os::fd::AsFd, process::ExitCode, sync::Arc, time::Duration,
-};
+use std::{collections::BTreeSet, fs::File, os::fd::AsFd, process::ExitCode, time::Duration};
 
 use futures_util::{StreamExt, stream};
 
@@ -16,7 +14,6 @@ use crate::{
         guard_life,
     },
     model::{JobName, Outcome, RunRecord},
-    recording::{Line, Recorder},
     settle::{KNOWN_PATIENCE, block_on, fail, open, outlive_terminal_and_service},
     store::Tail,
 };
@@ -39,18 +36,12 @@ pub fn main() -> ExitCode {
         Ok(will) => will,
         Err(e) => return fail(&format!("cannot read what a daemon left behind: {e}")),
     };
-    // A record that cannot be written must not keep the outcomes from the store.
-    let recorder = destination.record_file.as_deref();
-    let recorder = recorder.and_then(|file| Recorder::open(file, "the last will").ok());
     let begun = Boottime::now();
     let mut pauses = Pauses::from(PAUSE.0);
     loop {
         let under_way = Boottime::now().since(begun) < UNDER_WAY;
-        let told = block_on(tell(&destination, &mut left, under_way, recorder.as_ref()));
+        let told = block_on(tell(&destination, &mut left, under_way));
         if left.is_empty() {
-            if let Some(recorder) = &recorder {
-                recorder.write(&Line::Ends {});
-            }
             return ExitCode::SUCCESS;
         }
         if let Err(error) = told
@@ -71,10 +62,9 @@ async fn tell(
     destination: &Destination,
     left: &mut Vec<Claimed>,
     under_way: bool,
-    recorder: Option<&Arc<Recorder>>,
 ) -> Result<(), String> {
     let offset_us = left.last().map_or(0, |last| last.offset_us);
-    let store = open(&destination.store, recorder, offset_us)?;
+    let store = open(&destination.store, offset_us)?;
     let now = Boottime::now();
     let jobs: BTreeSet<&JobName> = left.iter().map(|c| &c.job).collect();
     let jobs: Vec<JobName> = jobs.into_iter().cloned().collect();
@@ -138,11 +128,7 @@ pub(crate) async fn simulated((destination, mut left): (Destination, Vec<Claimed
     let begun = Boottime::now();
     while !left.is_empty() && Boottime::now().since(begun) < KNOWN_PATIENCE {
         let under_way = Boottime::now().since(begun) < UNDER_WAY;
-        if tell(&destination, &mut left, under_way, None)
-            .await
-            .is_err()
-            || !left.is_empty()
-        {
+        if tell(&destination, &mut left, under_way).await.is_err() || !left.is_empty() {
             tokio::time::sleep(PAUSE.0).await;
         }
     }

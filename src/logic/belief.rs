@@ -14,7 +14,6 @@
 //! One that jumps by more than [`SLACK`] is in doubt until the witnesses agree with it or it comes back. While it is in
 //! doubt the instance goes by the monotonic time, claims nothing, and says so.
 
-use crate::logic::bent::{may, rule};
 use std::time::Duration;
 
 use crate::model::Boottime;
@@ -176,10 +175,7 @@ impl Belief {
                 None => Sampled::Even,
             };
         };
-        if may!(
-            JumpsAreDoubted,
-            apart.saturating_abs() <= SLACK.as_micros() as i64
-        ) {
+        if apart.saturating_abs() <= SLACK.as_micros() as i64 {
             *known = new;
             return match self.doubt.take() {
                 Some(_) => Sampled::Restored,
@@ -290,10 +286,7 @@ pub fn in_words(ahead_us: i64) -> String {
 /// shows `now_ms`. lua/lib.lua has the same rule.
 pub fn in_doubt(believed_ms: i64, now_ms: i64) -> bool {
     let ahead = now_ms.saturating_sub(believed_ms);
-    rule!(
-        StoreDecidesNothingInDoubt,
-        ahead < -(SLACK.as_millis() as i64) || ahead > ON_ITS_WAY.as_millis() as i64
-    )
+    ahead < -(SLACK.as_millis() as i64) || ahead > ON_ITS_WAY.as_millis() as i64
 }
 
 #[cfg(test)]

@@ -15,7 +15,6 @@ mod control;
 mod epoch;
 mod message;
 mod overlap;
-mod question;
 mod register;
 mod renew;
 mod settle;
@@ -23,12 +22,9 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use crate::logic::bent::{may, rule};
 use std::ops::ControlFlow;
 
-pub use self::{
-    control::*, epoch::*, message::*, question::*, register::*, renew::*, settle::*, state::*,
-};
+pub use self::{control::*, epoch::*, message::*, register::*, renew::*, settle::*, state::*};
 use super::belief;
 use crate::model::{Occurrence, Outcome, RunRecord, Trigger};
 
@@ -87,7 +83,7 @@ pub fn claim(
     };
     let now = now_us.div_euclid(1000);
     know(st, c.known, now);
-    if rule!(OtherDataGrantsNothing, st.incarnation != incarnation) {
+    if st.incarnation != incarnation {
         return Answer::Quarantined;
     }
     // Newer ones are decided; or the clock that dated it was wrong, and has been corrected.
@@ -125,7 +121,7 @@ fn claim_undecided(
     let at = due(st, c, now_us, effects)?;
     give_up_missed(st, c, at, effects)?;
     apply_early_runs(st, c, at)?;
-    if rule!(LostMayHaveRun, !c.is_manual() && at.0 <= st.lost_before) {
+    if !c.is_manual() && at.0 <= st.lost_before {
         let answer = decide(st, c, at, now, unasked(Outcome::Unknown, LOST), effects);
         return ControlFlow::Break(answer);
     }
@@ -134,20 +130,17 @@ fn claim_undecided(
         return ControlFlow::Break(keep_one_back(st, c, at, kept, effects));
     }
     apply_pause_and_skip(st, c, at, now, effects)?;
-    if rule!(OverlapIsLookedAt, c.overlap != Overlap::Allow) {
+    if c.overlap != Overlap::Allow {
         overlap::apply(st, c, at, now, effects)?;
     }
     let key_by = match &c.target {
         Target::Manual { key, .. } => {
-            let remembers = rule!(KeysAreRemembered, true);
-            let by = remembers.then(|| st.remember_trigger(key, at, now));
-            (Some(key.clone()), by.flatten())
+            let by = st.remember_trigger(key, at, now);
+            (Some(key.clone()), by)
         }
         Target::Scheduled(_) => (None, None),
     };
-    if rule!(GrantIsRemembered, true) {
-        st.newest = at.0;
-    }
+    st.newest = at.0;
     let first = Grant {
         occurrence: at,
         attempt: 1,
@@ -164,11 +157,11 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
     let now = now_us.div_euclid(1000);
     match &c.target {
         Target::Scheduled(at) => {
-            if rule!(DecidedStaysDecided, at.0 <= st.newest) {
+            if at.0 <= st.newest {
                 let last = st.last.clone().filter(|l| l.occurrence == *at);
                 return ControlFlow::Break(Answer::Settled(last));
             }
-            if rule!(NotBeforeItsTime, now_us < at.0 * 1000) {
+            if now_us < at.0 * 1000 {
                 let wait_us = at.0 * 1000 - now_us;
                 return ControlFlow::Break(Answer::Early { wait_us });
             }
@@ -185,7 +178,7 @@ fn due(st: &mut State, c: &Claim, now_us: i64, effects: &mut Effects) -> Checked
                 let last = st.last.clone().filter(|l| Some(l.occurrence) == at);
                 return ControlFlow::Break(Answer::Settled(last));
             };
-            if rule!(TooLateIsMissed, now > c.start_by) {
+            if now > c.start_by {
                 // A record needs no room among the decided occurrences.
                 let at = planned_never(trigger.at.min(now));
                 let late = unasked(Outcome::Missed, too_late(c));
@@ -333,7 +326,7 @@ fn apply_pause_and_skip(
     let late = now > c.start_by;
     let kept = st.why_late(c, &Missed::one(at)).filter(|_| late);
     if let Some(p) = &st.pause {
-        if rule!(PauseHolds, p.until.is_none_or(|until| now < until)) {
+        if p.until.is_none_or(|until| now < until) {
             let kept = p.kept();
             let answer = match late && c.start_by != REMOVED {
                 true => keep_one_back(st, c, at, kept, effects),
@@ -351,7 +344,7 @@ fn apply_pause_and_skip(
         let answer = decide(st, c, at, now, kept, effects);
         return ControlFlow::Break(answer);
     }
-    if rule!(TooLateIsMissed, late) {
+    if late {
         if let Some(kept) = kept.filter(|_| c.start_by != PASSED_IN_DOUBT) {
             return ControlFlow::Break(keep_one_back(st, c, at, kept, effects));
         }
@@ -389,11 +382,11 @@ fn claim_open(
         if e.run.id == c.run {
             // Asked again after a lost reply: the claimant counts its trust from this request, so an instance that
             // watches has to begin anew.
-            e.seq += u32::from(rule!(RepeatedGrantIsSeen, e.seq < u32::MAX));
+            e.seq += u32::from(e.seq < u32::MAX);
             e.renewed_at = now;
             return Answer::Granted(e.grant());
         }
-        if rule!(TakeoverNeedsProof, !st.open[i].is(c.observed.as_ref())) {
+        if !st.open[i].is(c.observed.as_ref()) {
             return Answer::Running(st.open[i].clone());
         }
         let reason = reason_of_lapse(&st.open[i]).to_owned();
@@ -409,7 +402,7 @@ fn claim_open(
         return Answer::Running(e.clone());
     };
     // The run whose attempt just ended asks again after a lost reply: it has had its turn.
-    if rule!(AttemptHasItsTurnOnce, e.run.id == c.run) {
+    if e.run.id == c.run {
         return Answer::Settled(None);
     }
     // A takeover is due at once. Its time was taken from a clock that may have been wrong.
@@ -418,14 +411,12 @@ fn claim_open(
             wait_ms: next_attempt.at - now,
         };
     }
-    if let Some(later) = st.until_resumed(now)
-        && rule!(PauseHoldsAttempts, true)
-    {
+    if let Some(later) = st.until_resumed(now) {
         return later;
     }
     // Another one is held only if the policy was Allow before.
     let mut i = i;
-    while rule!(AttemptsDoNotOverlap, c.overlap != Overlap::Allow)
+    while c.overlap != Overlap::Allow
         && let Some(j) = st.open.iter().position(|o| o.next_attempt.is_none())
     {
         if !st.open[j].is(c.observed.as_ref()) {
@@ -462,10 +453,7 @@ fn lapse(st: &mut State, i: usize, c: &Claim, now: i64, effects: &mut Effects) -
     // A run whose end nobody saw counts as busy until its last renewal, not until it was found dead.
     st.last = Some(last(e, &record, e.renewed_at, now));
     effects.records.push(record);
-    if may!(FailMeansOnce, c.on_crash == OnCrash::Rerun)
-        && may!(AttemptsAreBounded, e.run.attempt < c.max_attempts)
-        && may!(StoppedIsNotTakenUp, e.stop.is_none())
-    {
+    if c.on_crash == OnCrash::Rerun && e.run.attempt < c.max_attempts && e.stop.is_none() {
         e.next_attempt = Some(NextAttempt {
             at: now,
             trigger: Trigger::Takeover,

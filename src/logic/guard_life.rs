@@ -6,7 +6,6 @@
 //! tree. All times are CLOCK_BOOTTIME of the host that has the run. `Life` does not know which processes are in the
 //! tree, nor how signals reach them.
 
-use crate::logic::bent::rule;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -180,7 +179,7 @@ impl Life {
     /// Time passed.
     pub fn on_time(&mut self, now: Boottime) -> Step {
         let mut step = Step::Nothing;
-        if rule!(DeadlineEnds, now >= self.deadline) && !self.deadline_passed {
+        if now >= self.deadline && !self.deadline_passed {
             self.deadline_passed = true;
             // Counted from the deadline, not from now: after a freeze nothing is left of the kill budget.
             let kill_at = self.deadline + self.grace.min(self.kill_budget / 2);
@@ -214,10 +213,6 @@ impl Life {
     /// The control pipe closed.
     pub fn on_daemon_gone(&mut self, now: Boottime) -> Step {
         let step = self.on_time(now);
-        #[cfg(test)]
-        if super::bent::is_out(super::bent::Rule::DaemonsDeathEnds) {
-            return step;
-        }
         let kill_at = now + self.grace.min(DAEMON_GONE_GRACE);
         step.max(self.end(now, Some(Cause::DaemonGone), kill_at))
     }
@@ -265,7 +260,7 @@ impl Life {
 
     fn kill_if_due(&mut self, now: Boottime) -> Step {
         match self.phase {
-            Phase::Ending { kill_at } if rule!(KillFollows, now >= kill_at) => {
+            Phase::Ending { kill_at } if now >= kill_at => {
                 self.phase = Phase::Killing;
                 Step::Kill
             }

@@ -13,7 +13,6 @@
 use std::time::Duration;
 
 use super::{
-    bent::rule,
     claim::{self, Renewal},
     guard_life::Stop,
     lease::Lease,
@@ -258,8 +257,7 @@ impl Hold {
                 Renewed::Nothing
             }
             (Some(Renewal::Renewed(_)), Phase::Waiting)
-                if rule!(OtherDataConfirmsNothing, other_data)
-                    && sent >= self.lease.trusted_until() =>
+                if other_data && sent >= self.lease.trusted_until() =>
             {
                 // Others may have run this occurrence, and newer ones, in the data that was lost.
                 self.phase = Phase::Refused(Do::Abandon {

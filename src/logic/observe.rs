@@ -1,7 +1,6 @@
 //! Judges a lease that another instance holds: when it has lapsed.
 //! Both watchers use this rule: the daemon's `Contender` and the library's `Elector`.
 
-use crate::logic::bent::{may, rule};
 use std::time::Duration;
 
 use super::claim::{Observed, Open};
@@ -35,11 +34,7 @@ impl ObservedLease {
         let now = Self::new(open, received);
         let same = self.observed == now.observed && self.length == now.length;
         *self = Self {
-            since: if rule!(ChangeBeginsAnew, !same) {
-                received
-            } else {
-                self.since
-            },
+            since: if !same { received } else { self.since },
             ..now
         };
     }
@@ -56,7 +51,7 @@ impl ObservedLease {
 
     /// The proof, once it has lapsed. An entry that nobody holds, because its next attempt is awaited, does not lapse.
     pub fn lapsed(&self, now: Boottime) -> Option<&Observed> {
-        (self.held && may!(LeaseLapsesAtItsEnd, now >= self.expiry())).then_some(&self.observed)
+        (self.held && now >= self.expiry()).then_some(&self.observed)
     }
 }
 
@@ -117,7 +112,7 @@ impl WatchedLease {
     /// The proof that the lease has lapsed, once this instance has observed that.
     pub fn lapsed(&self, now: Boottime) -> Option<&Observed> {
         let seen = self.seen.lapsed(now)?;
-        (may!(LeaseLapsesAtItsEnd, now >= self.expiry()) && !self.overslept(now)).then_some(seen)
+        (now >= self.expiry() && !self.overslept(now)).then_some(seen)
     }
 }
 

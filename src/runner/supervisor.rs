@@ -20,7 +20,6 @@ use crate::{
     guard::{Control, EXEC_ID, Moment, Report, frozen, helpless},
     logic::guard_life::{Again, Cause, Kills, Overdue, outcome},
     model::{JobName, RunId, Usage},
-    recording::{Line, Recorder},
 };
 
 /// Pause between two looks at a guard that should have ended its tree.
@@ -43,7 +42,6 @@ pub(super) struct Supervisor {
     pub(super) pending: Vec<u8>,
     pub(super) overdue: Overdue,
     pub(super) kill_budget: Duration,
-    pub(super) recorder: Option<Arc<Recorder>>,
     /// See [`super::Runner::for_one_run`].
     pub(super) sole: bool,
     /// When this process killed the guard, and what the guard should have ended the command for.
@@ -112,14 +110,6 @@ impl Supervisor {
         self.tail.gone.cancel();
         while self.drains.join_next().await.is_some() {}
         let end = self.end(reported);
-        if let Some(recorder) = &self.recorder {
-            recorder.write(&Line::Ran {
-                run: self.run_id,
-                started: end.started.as_ref().map(|m| m.boottime),
-                ended: end.ended.boottime,
-                outcome: end.outcome,
-            });
-        }
         self.state.send_modify(|state| state.end = Some(end));
 
         // Wait until the run is settled: the guard waits for that message, or for the death of this process.

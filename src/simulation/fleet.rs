@@ -1,11 +1,6 @@
 //! The fleet, what goes wrong with it, and what must hold all the same.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
@@ -13,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     host::{self, EPOCH_US, Host},
+    judge::Story,
     network::{LEAST, Net},
     server::Server,
 };
@@ -21,12 +17,8 @@ use crate::{
     config::{self, Config},
     daemon::Daemon,
     last_will::{self, Destination, LastWill},
-    logic::{
-        claim::{Control, Controlled},
-        schedule::next_of,
-    },
-    model::{InstanceId, JobName, Occurrence, RunRecord},
-    recording::Recorder,
+    logic::claim::{Control, Controlled},
+    model::{InstanceId, JobName},
     runner::{Behaviour, Guards, Runner},
     settle, store,
 };
@@ -72,8 +64,6 @@ const SCHEDULED: [&str; 5] = ["quick", "queues", "skips", "retries", "replaces"]
 const PAUSED: [&str; 3] = ["quick", "queues", "skips"];
 
 const SECOND: u64 = 1_000_000_000;
-/// What ended so shortly before the end of the simulation need not be settled yet, ns.
-const SETTLING: u64 = SECOND;
 const MS: u64 = 1_000_000;
 
 /// What decides all that happens.
@@ -125,15 +115,10 @@ struct Fleet {
     /// What ends a fault, and when.
     undo: Vec<(u64, String, Undo)>,
     operator: Host,
-    /// Keys of triggers that people gave.
-    keys: usize,
-    lost_at: Vec<u64>,
-    /// The server's clock was wrong until then.
-    clock_right_since: u64,
+    /// What is judged at the end.
+    story: Arc<Mutex<Story>>,
     /// An instance started when the server's clock was wrong, and not enough hosts could contradict it.
     misled: bool,
-    /// When somebody rewound each of these jobs.
-    rewound: Arc<Mutex<BTreeMap<&'static str, u64>>>,
 }
 
 // Long: everything is made once, in order.
@@ -177,11 +162,8 @@ pub(super) fn run(options: &Options) -> Outcome {
         config,
         trace: String::new(),
         undo: vec![],
-        keys: 0,
-        lost_at: vec![],
-        clock_right_since: 0,
+        story: Arc::default(),
         misled: false,
-        rewound: Arc::default(),
     };
     let mut outcome = Outcome::default();
     let mut next_fault = 6 * SECOND;
@@ -219,7 +201,7 @@ pub(super) fn run(options: &Options) -> Outcome {
             resume_at += 5 * SECOND;
         }
     }
-    fleet.judge(&mut outcome);
+    fleet.judged(&mut outcome);
     outcome.questions = fleet.server.questions;
     for i in 0..fleet.instances.len() {
         fleet.kill(i);
@@ -243,14 +225,18 @@ impl Fleet {
             let who = (InstanceId::new(&name), name.clone());
             let destination = Destination {
                 store: config.store.clone(),
-                record_file: None,
             };
             let will = LastWill::new(&destination).expect("memory");
             let runner = Runner::simulated().leaving(Some(will));
-            let parts = (store, runner, None::<Arc<Recorder>>);
+            let parts = (store, runner);
             Daemon::assemble("/jobs.toml".into(), config, who, parts).expect("a daemon")
         });
         instance.daemon = Some(daemon);
+        let mut story = self.story.lock();
+        let died = story.deaths.iter_mut().rfind(|(host, ..)| *host == i);
+        if let Some((_, _, next)) = died {
+            *next = Some(now);
+        }
     }
 
     /// How many hosts know the time and can say so when `i` starts, itself among them.
@@ -272,6 +258,9 @@ impl Fleet {
         let now = self.now;
         let instance = &mut self.instances[i];
         let daemon = instance.daemon.take();
+        if daemon.is_some() {
+            self.story.lock().deaths.push((i, now, None));
+        }
         // Read before anything is dropped: a killed process drops nothing.
         let will = daemon.as_ref().and_then(Daemon::last_will);
         instance.daemons.kill(now, daemon);
@@ -362,6 +351,10 @@ impl Fleet {
     /// What somebody asks of the fleet.
     fn ask(&mut self, job: &'static str, what: Control) {
         let (now, config) = (self.now, self.config.store.clone());
+        let story = self.story.clone();
+        if what == Control::Resume {
+            story.lock().resumes.push((job, now));
+        }
         self.operator.run(now, async {
             tokio::spawn(async move {
                 let Ok(store) = store::open(&config) else {
@@ -370,6 +363,10 @@ impl Fleet {
                 while store.control(&JobName::new(job), &what).await.is_err() {
                     tokio::time::sleep(Duration::from_millis(300)).await;
                 }
+                if matches!(what, Control::Pause { .. }) {
+                    let confirmed = host::world_now();
+                    story.lock().pauses.push((job, now, confirmed));
+                }
             });
         });
     }
@@ -377,7 +374,7 @@ impl Fleet {
     /// What `soloist rewind` does, for a job that counts the future as decided.
     fn rewind(&mut self, job: &'static str) {
         let (now, config) = (self.now, self.config.store.clone());
-        let rewound = self.rewound.clone();
+        let story = self.story.clone();
         self.operator.run(now, async {
             tokio::spawn(async move {
                 let (name, store) = (JobName::new(job), store::open(&config).expect("a store"));
@@ -388,7 +385,7 @@ impl Fleet {
                 let what = Control::Rewind { ran: ran.collect() };
                 let done = store.control(&name, &what).await.ok()?.value;
                 if done == Controlled::Done {
-                    rewound.lock().entry(job).or_insert(now);
+                    story.lock().rewound.entry(job).or_insert(now);
                 }
                 Some(())
             });
@@ -398,7 +395,7 @@ impl Fleet {
     // Long: one arm for each fault.
     fn fault(&mut self, number: usize) {
         let i = self.rng.usize(..self.instances.len());
-        let what = match self.rng.u8(..17) {
+        let what = match self.rng.u8(..19) {
             0 | 1 => {
                 let at = self.later(50, 8000);
                 if self.instances[i].daemon.is_some() {
@@ -443,13 +440,13 @@ impl Fleet {
             }
             9 => {
                 self.server.restart();
-                self.lost_at.push(self.now);
+                self.lost(false);
                 "the server starts again".to_owned()
             }
             10 => {
                 self.server.flush();
                 self.server.restart();
-                self.lost_at.push(self.now);
+                self.lost(true);
                 "the server loses its data".to_owned()
             }
             11 => {
@@ -457,8 +454,7 @@ impl Fleet {
                 let at = self.later(200, 5000);
                 self.undo_at(at, "the server has an older copy", move |f| {
                     f.server.roll_back(&copy);
-                    let now = f.now;
-                    f.lost_at.push(now);
+                    f.lost(true);
                 });
                 "a copy is made of the server's data".to_owned()
             }
@@ -470,16 +466,17 @@ impl Fleet {
                 let by = [700_000, 5_000_000, 3_600_000_000][self.rng.usize(..3)];
                 self.server.ahead_us = by;
                 let until = self.later(200, 10_000);
-                self.clock_right_since = u64::MAX;
+                self.story.lock().clock_right_since = u64::MAX;
                 self.undo_at(until, "the server's clock is wrong", |f| {
                     f.server.ahead_us = 0;
-                    f.clock_right_since = f.now;
+                    f.story.lock().clock_right_since = f.now;
                 });
                 format!("the server's clock is {} s ahead", by as f64 / 1e6)
             }
             14 => {
-                self.keys += 1;
-                let key = format!("k{}", self.keys);
+                let keys = self.story.lock().keys + 1;
+                self.story.lock().keys = keys;
+                let key = format!("k{keys}");
                 let what = format!("somebody triggers hand with {key}");
                 self.ask("hand", Control::Trigger { key });
                 what
@@ -497,6 +494,21 @@ impl Fleet {
                 });
                 format!("{job} is paused")
             }
+            16 => {
+                let job = SCHEDULED[self.rng.usize(..SCHEDULED.len())];
+                self.ask(job, Control::Cancel);
+                format!("{job} is cancelled")
+            }
+            17 => {
+                for i in 0..self.instances.len() {
+                    let at = self.later(500, 8000);
+                    if self.instances[i].daemon.is_some() {
+                        self.kill(i);
+                        self.instances[i].start_at = Some(at);
+                    }
+                }
+                "all are killed".to_owned()
+            }
             _ => {
                 let by = self.rng.i64(-3_600_000_000..3_600_000_000);
                 self.instances[i].daemons.wall_ahead_us = by;
@@ -507,130 +519,22 @@ impl Fleet {
         self.say(&format!("fault {number}: {what}"));
     }
 
-    /// What must hold, of all that was seen.
-    // Long: one look at each start, for each promise.
-    fn judge(&mut self, outcome: &mut Outcome) {
-        let seen = std::mem::take(&mut self.guards.lock().seen);
-        let mut attempts = BTreeSet::new();
-        let mut occurrences: BTreeMap<(String, i64), u32> = BTreeMap::new();
-        let mut alive: BTreeMap<String, String> = BTreeMap::new();
-        let mut settling: BTreeSet<(String, i64, u32)> = BTreeSet::new();
-        let mut newest: BTreeMap<String, (i64, u32)> = BTreeMap::new();
-        // Of what was started when it was due.
-        let mut timely: BTreeMap<String, (i64, u32)> = BTreeMap::new();
-        let rewound = self.rewound.lock().clone();
-        outcome.rewound = rewound.len();
-        let mut last: BTreeMap<String, u64> = BTreeMap::new();
-        let mut early: Vec<(String, i64)> = vec![];
-        let broken = &mut outcome.broken;
-        for s in &seen {
-            let r: &RunRecord = &s.record;
-            let job = r.job.as_str().to_owned();
-            let at = s.world as f64 / 1e9;
-            let name = format!(
-                "{at:.3} {job} {} attempt {} on i{}",
-                r.occurrence, r.attempt, s.host
-            );
-            if s.ended.is_some() {
-                alive.retain(|_, run| *run != s.run.to_string());
-                if s.world + SETTLING > self.now {
-                    settling.insert((job, r.occurrence.0, r.attempt));
-                }
-                continue;
-            }
-            outcome.starts += 1;
-            // A wrong clock may be believed for a while, by those who know no other. What ran before its time is
-            // decided in the future, which nobody remembers after a loss.
-            let is_early = r.occurrence.0 * 1000 > EPOCH_US + (s.world / 1000) as i64;
-            let lost = self.lost_at.iter().any(|at| *at <= s.world);
-            let forgotten = lost
-                && early
-                    .iter()
-                    .any(|(of, at)| *of == job && *at >= r.occurrence.0);
-            if is_early && self.clock_right_since != 0 {
-                early.push((job.clone(), r.occurrence.0));
-            } else if is_early {
-                broken.push(format!("{name} starts before its time"));
-            }
-            last.insert(job.clone(), s.world);
-            if !attempts.insert((job.clone(), r.occurrence.0, r.attempt)) && !forgotten {
-                broken.push(format!("{name} starts twice"));
-            }
-            let before = occurrences.insert((job.clone(), r.occurrence.0), r.attempt);
-            if before.is_some() && !forgotten && !["queues", "retries"].contains(&&*job) {
-                broken.push(format!("{name}: the occurrence starts again"));
-            }
-            if let Some(run) = alive.insert(job.clone(), s.run.to_string()) {
-                broken.push(format!("{name} starts while run {run} is alive"));
-            }
-            let token = (r.occurrence.0, r.attempt);
-            // An attempt that is repeated after a loss may come after a newer occurrence (docs/guarantees.md).
-            let repeated = r.attempt > 1 && lost || forgotten;
-            // Nor does one that ran early count after somebody has rewound the job (docs/guarantees.md).
-            let back = rewound.get(&*job).is_some_and(|at| *at <= s.world);
-            let of = |map: &BTreeMap<String, (i64, u32)>| map.get(&job).copied();
-            let before = if back { of(&timely) } else { of(&newest) };
-            if let Some(greatest) = before.filter(|n| *n >= token && !repeated) {
-                broken.push(format!("{name} starts after {greatest:?}"));
-            }
-            if !is_early {
-                let most = token.max(of(&timely).unwrap_or_default());
-                timely.insert(job.clone(), most);
-            }
-            let most = token.max(of(&newest).unwrap_or_default());
-            newest.insert(job.clone(), most);
-        }
-        // What was decided in data that was lost has no outcome; nor is it known what a wrong clock decided.
-        if self.lost_at.is_empty() && self.clock_right_since == 0 {
-            for job in self.config.jobs.values() {
-                let (mut decided, mut ended) = (BTreeSet::new(), BTreeSet::new());
-                let period = next_of(&job.schedules, Occurrence(0)).map_or(0, |at| at.0);
-                for r in self.server.history(&job.name) {
-                    let count = i64::try_from(r.count).expect("a number");
-                    decided.extend((0..count).map(|n| Occurrence(r.occurrence.0 - n * period)));
-                    if r.outcome != crate::model::Outcome::Running {
-                        ended.insert((r.occurrence.0, r.attempt));
-                    }
-                }
-                let started = attempts.iter().filter(|(of, ..)| *of == job.name.as_str());
-                let started: Vec<(i64, u32)> = started.map(|(_, at, n)| (*at, *n)).collect();
-                for (at, n) in &started {
-                    let alive = alive.contains_key(job.name.as_str());
-                    let still = alive && newest[job.name.as_str()] == (*at, *n)
-                        || settling.contains(&(job.name.to_string(), *at, *n));
-                    if !still && !ended.contains(&(*at, *n)) {
-                        broken.push(format!(
-                            "{} {} attempt {n} has no outcome",
-                            job.name,
-                            Occurrence(*at)
-                        ));
-                    }
-                }
-                let Some((first, _)) = started.first() else {
-                    continue;
-                };
-                let last = (EPOCH_US + (self.now / 1000) as i64) / 1000 - 12_000;
-                let mut at = Occurrence(*first);
-                while let Some(next) = next_of(&job.schedules, at).filter(|next| next.0 <= last) {
-                    at = next;
-                    if !decided.contains(&at) && !started.iter().any(|(of, _)| *of == at.0) {
-                        broken.push(format!("{} {at} has no outcome", job.name));
-                    }
-                }
-            }
-        }
-        let hand = attempts.iter().filter(|(job, ..)| job == "hand").count();
-        if hand > self.keys {
-            broken.push(format!("hand starts {hand} times for {} keys", self.keys));
-        }
-        for job in self.config.jobs.keys().filter(|job| job.as_str() != "hand") {
-            let silent = self.now - last.get(job.as_str()).copied().unwrap_or(0);
-            if silent > 12 * SECOND {
-                broken.push(format!(
-                    "{job} does not run: {} s without a start",
-                    silent / SECOND
-                ));
-            }
-        }
+    /// The server has started again; `data`: and lost some of what it had.
+    fn lost(&mut self, data: bool) {
+        let mut story = self.story.lock();
+        story.lost_at.push(self.now);
+        story.data_lost |= data;
+    }
+
+    fn judged(&mut self, outcome: &mut Outcome) {
+        let mut story = std::mem::take(&mut *self.story.lock());
+        story.now = self.now;
+        story.seen = std::mem::take(&mut self.guards.lock().seen);
+        let histories = self.config.jobs.keys();
+        let histories = histories.map(|job| (job.to_string(), self.server.history(job)));
+        story.histories = histories.collect();
+        outcome.starts = story.seen.iter().filter(|s| s.ended.is_none()).count();
+        outcome.rewound = story.rewound.len();
+        outcome.broken = story.judge(&self.config);
     }
 }

@@ -93,11 +93,6 @@ pub(crate) fn simulated() -> bool {
     HERE.with_borrow(Option::is_some)
 }
 
-/// As the kernel's: it tells hosts apart.
-pub(crate) fn boot_id() -> Option<String> {
-    here(|h| format!("simulated-{}", h.host))
-}
-
 /// A connection to the simulated server; None: this thread simulates no host.
 pub(crate) fn connect() -> Option<std::io::Result<Stream>> {
     here(|h| Stream::connect(&h.net, h.host))

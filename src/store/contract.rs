@@ -65,21 +65,6 @@ pub struct Reply<T> {
     pub sent: Boottime,
     /// When the answer had arrived, or later: what it says about other instances was true before this time.
     pub received: Boottime,
-    /// How each question of a job's state was decided, in order: only after [`Store::show_states`], and empty if the
-    /// store decided nothing because its clock was in doubt.
-    pub around: Vec<Around>,
-}
-
-/// How one question was decided.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Around {
-    /// The time by which it was decided, Unix microseconds: the store's clock, or the believed time if that clock was
-    /// in doubt.
-    pub now_us: i64,
-    pub incarnation: Arc<str>,
-    /// The state of the job right before the decision, and right after it.
-    pub before: Option<State>,
-    pub after: Option<State>,
 }
 
 impl<T> Reply<T> {
@@ -90,7 +75,6 @@ impl<T> Reply<T> {
             incarnation,
             sent,
             received,
-            around,
         } = self;
         Reply {
             value: f(value),
@@ -98,7 +82,6 @@ impl<T> Reply<T> {
             incarnation,
             sent,
             received,
-            around,
         }
     }
 }
@@ -330,9 +313,6 @@ pub trait Store: Send + Sync + 'static {
 
     /// The process is about to end: from now on a request waits but a moment for other processes that use the store.
     fn hurry(&self) {}
-
-    /// From now on each answer to a question of a job's state has [`Reply::around`]. For `--record`.
-    fn show_states(&self) {}
 
     /// The problems of the store's setup; empty if it has none.
     async fn check(&self) -> Result<Vec<Problem>, Error> {

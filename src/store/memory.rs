@@ -3,10 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -15,8 +12,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::broadcast;
 
 use super::{
-    Around, Beat, Changed, Clock, Decision, Error, Fleet, Info, Notices, Output, Reply, Store,
-    Tail, changed, fill, output::Extent, tidy,
+    Beat, Changed, Clock, Decision, Error, Fleet, Info, Notices, Output, Reply, Store, Tail,
+    changed, fill, output::Extent, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -35,7 +32,6 @@ pub struct MemoryStore {
     data: Mutex<Data>,
     /// The time that the daemon believes the store's clock to show.
     believed: OnceLock<Arc<StoreClock>>,
-    shows_states: AtomicBool,
     events: broadcast::Sender<Event>,
     changes: broadcast::Sender<Changed>,
 }
@@ -54,9 +50,7 @@ struct Data {
     drains: Vec<InstanceId>,
     drained_by: BTreeMap<InstanceId, String>,
     notices: Notices,
-    /// Of the request that is being served: the states around its decisions.
-    around: Vec<Around>,
-    /// The jobs that it changed.
+    /// The jobs that the request that is being served has changed.
     changed: Vec<JobName>,
 }
 
@@ -94,11 +88,9 @@ impl MemoryStore {
                 drains: vec![],
                 drained_by: BTreeMap::new(),
                 notices: Notices::default(),
-                around: vec![],
                 changed: vec![],
             }),
             believed: OnceLock::new(),
-            shows_states: AtomicBool::new(false),
             events: broadcast::channel(4096).0,
             changes: broadcast::channel(super::CHANGES).0,
         }
@@ -166,12 +158,8 @@ impl MemoryStore {
             effects.put(r, h);
             h.truncate(super::HISTORY_KEPT);
         }
-        let mut around = std::mem::take(&mut d.around);
         let changed = std::mem::take(&mut d.changed);
         drop(d);
-        if !self.shows_states.load(Ordering::Relaxed) {
-            around.clear();
-        }
         for e in effects.events {
             let _ = self.events.send(e);
         }
@@ -184,25 +172,18 @@ impl MemoryStore {
             incarnation,
             sent,
             received: Boottime::now(),
-            around,
         }
     }
 }
 
 /// Runs `f` on the state of `job`, at `now_us`, and keeps the state that `f` leaves.
-fn with<T>(d: &mut Data, job: &JobName, now_us: i64, f: impl FnOnce(&mut Option<State>) -> T) -> T {
+fn with<T>(d: &mut Data, job: &JobName, f: impl FnOnce(&mut Option<State>) -> T) -> T {
     let mut state = d.states.remove(job);
     let before = state.clone();
     let out = f(&mut state);
     if changed(before.as_ref(), state.as_ref()) {
         d.changed.push(job.clone());
     }
-    d.around.push(Around {
-        now_us,
-        incarnation: d.incarnation.clone(),
-        before,
-        after: state.clone(),
-    });
     if let Some(s) = state {
         d.states.insert(job.clone(), s);
     }
@@ -220,9 +201,6 @@ impl Store for MemoryStore {
     fn believe(&self, clock: Arc<StoreClock>) {
         let _ = self.believed.set(clock);
     }
-    fn show_states(&self) {
-        self.shows_states.store(true, Ordering::Relaxed);
-    }
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
         if self.in_doubt() {
             return Ok(self.reply(|_, _, _, _| claims.iter().map(|_| Answer::InDoubt).collect()));
@@ -231,7 +209,7 @@ impl Store for MemoryStore {
             claims
                 .iter()
                 .map(|c| {
-                    with(d, &c.job, now, |st| {
+                    with(d, &c.job, |st| {
                         claim::claim(st, c, now, incarnation, effects)
                     })
                 })
@@ -240,12 +218,12 @@ impl Store for MemoryStore {
     }
     async fn renew(&self, r: &Renew) -> Result<Reply<Renewal>, Error> {
         Ok(self.reply(|d, now, incarnation, _| {
-            with(d, &r.job, now, |st| claim::renew(st, r, now, incarnation))
+            with(d, &r.job, |st| claim::renew(st, r, now, incarnation))
         }))
     }
     async fn settle(&self, s: &Settle, output: &Tail) -> Result<Reply<Settlement>, Error> {
         Ok(self.reply(|d, now, incarnation, effects| {
-            let out = with(d, &s.record.job, now, |st| {
+            let out = with(d, &s.record.job, |st| {
                 claim::settle(st, s, now, incarnation, effects)
             });
             // If the rule recorded nothing, this settlement was made before.
@@ -274,7 +252,7 @@ impl Store for MemoryStore {
         Ok(self.reply(|d, now, incarnation, effects| {
             jobs.iter()
                 .map(|r| {
-                    with(d, &r.job, now, |st| {
+                    with(d, &r.job, |st| {
                         (
                             claim::register(st, r, now, incarnation, effects),
                             st.clone(),
@@ -286,9 +264,7 @@ impl Store for MemoryStore {
     }
     async fn control(&self, job: &JobName, what: &Control) -> Result<Reply<Controlled>, Error> {
         Ok(self.reply(|d, now, _, effects| {
-            with(d, job, now, |st| {
-                claim::control(st, job, what, now, effects)
-            })
+            with(d, job, |st| claim::control(st, job, what, now, effects))
         }))
     }
     async fn jobs(&self) -> Result<Vec<JobName>, Error> {

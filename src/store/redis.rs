@@ -13,10 +13,7 @@ pub(crate) mod reply;
 mod script;
 pub(crate) mod state;
 
-use std::sync::{
-    Arc, OnceLock,
-    atomic::{AtomicBool, Ordering},
-};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use redis::Value;
@@ -35,8 +32,7 @@ use self::{
 };
 pub use super::connection::install_crypto;
 use super::{
-    Around, BATCH, Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store,
-    Tail,
+    BATCH, Beat, Changed, Decision, Error, Fleet, Notices, Output, Problem, Reply, Store, Tail,
     connection::{Client, Connection, Script},
     fill, tidy,
 };
@@ -76,8 +72,6 @@ pub struct RedisStore {
     changes: broadcast::Sender<Changed>,
     /// The time that the daemon believes the server's clock to show.
     clock: Arc<OnceLock<Arc<StoreClock>>>,
-    /// Answers show the states around their decisions.
-    shows_states: Arc<AtomicBool>,
     /// The tasks that receive hints and changes; they end with the store.
     listener: OnceLock<tokio::task::AbortHandle>,
     change_listener: OnceLock<tokio::task::AbortHandle>,
@@ -90,15 +84,10 @@ impl RedisStore {
     /// The URL, a certificate or a key cannot be used.
     pub fn open(url: &str, c: &config::Store) -> Result<Self, Error> {
         let client = Client::new(url, c)?;
-        let (clock, shows_states) = (Arc::default(), Arc::default());
+        let clock = Arc::default();
         Ok(Self {
             pool: Pool::new(client.clone(), c.pool_size, 1),
-            renewals: Renewals::new(
-                client.clone(),
-                c.min_replicas,
-                Arc::clone(&clock),
-                Arc::clone(&shows_states),
-            ),
+            renewals: Renewals::new(client.clone(), c.min_replicas, Arc::clone(&clock)),
             outputs: Pool::new(client.clone(), OUTPUTS, 0),
             output_turns: tokio::sync::Semaphore::new(OUTPUTS as usize),
             channel: format!("{}:events", c.namespace),
@@ -107,7 +96,6 @@ impl RedisStore {
             events: broadcast::channel(super::HINTS).0,
             changes: broadcast::channel(super::CHANGES).0,
             clock,
-            shows_states,
             listener: OnceLock::new(),
             change_listener: OnceLock::new(),
             client,
@@ -174,30 +162,7 @@ impl RedisStore {
             incarnation: incarnation.into(),
             sent,
             received,
-            around: vec![],
         })
-    }
-
-    fn shows_states(&self) -> bool {
-        self.shows_states.load(Ordering::Relaxed)
-    }
-
-    /// Moves the states around the decisions, which a script shows as the last item of its answer, to their place.
-    fn with_states(&self, mut reply: Reply<Vec<Value>>) -> Result<Reply<Vec<Value>>, Error> {
-        if self.shows_states() {
-            let shown = reply.value.pop().unwrap_or(Value::Nil);
-            let (now_us, states) = self.understood(reply::shown(&shown))?;
-            for (before, after) in states {
-                let decode = |fields| self.understood(state::decode(fields));
-                reply.around.push(Around {
-                    now_us,
-                    incarnation: reply.incarnation.clone(),
-                    before: decode(&before)?,
-                    after: decode(&after)?,
-                });
-            }
-        }
-        Ok(reply)
     }
 
     async fn eval(
@@ -313,9 +278,7 @@ impl RedisStore {
             })));
             args.push(Arg::String(extra(c)));
         }
-        let script = CLAIM.script(self.shows_states());
-        let reply = self.run(&self.pool, script, &keys, &args, true).await?;
-        let reply = self.with_states(reply)?;
+        let reply = self.run(&self.pool, &CLAIM, &keys, &args, true).await?;
         if reply.value.len() != claims.len() {
             return Err(self.corrupt("the number of answers is not the number of claims"));
         }
@@ -354,7 +317,6 @@ impl RedisStore {
                 incarnation: b.incarnation,
                 sent: a.sent.min(b.sent),
                 received: a.received.max(b.received),
-                around: [a.around, b.around].concat(),
             }
         });
         match joined {
@@ -449,16 +411,7 @@ impl RedisStore {
                 _ => true,
             };
             if done {
-                let mut reply = reply.map(|_| (value, after.clone()));
-                if self.shows_states() {
-                    reply.around = vec![Around {
-                        now_us,
-                        incarnation: reply.incarnation.clone(),
-                        before,
-                        after,
-                    }];
-                }
-                return Ok(reply);
+                return Ok(reply.map(|_| (value, after)));
             }
         }
         Err(Error::Unreachable {
@@ -497,9 +450,6 @@ impl Store for RedisStore {
     fn believe(&self, clock: Arc<StoreClock>) {
         let _ = self.clock.set(clock);
     }
-    fn show_states(&self) {
-        self.shows_states.store(true, Ordering::Relaxed);
-    }
 
     async fn check(&self) -> Result<Vec<Problem>, Error> {
         if let Some(text) = self.client.moved().await {
@@ -534,13 +484,11 @@ impl Store for RedisStore {
     }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {
-        // The states around a call are those around each of its claims only if it has one.
-        let most = if self.shows_states() { 1 } else { BATCH };
-        if !claims.is_empty() && claims.len() <= most {
+        if !claims.is_empty() && claims.len() <= BATCH {
             return self.claim_some(claims).await;
         }
         let parts =
-            futures_util::future::try_join_all(claims.chunks(most).map(|c| self.claim_some(c)))
+            futures_util::future::try_join_all(claims.chunks(BATCH).map(|c| self.claim_some(c)))
                 .await?;
         self.join(parts).await
     }
@@ -558,14 +506,13 @@ impl Store for RedisStore {
             }),
             Arg::String(r.reclaim.clone()),
         ];
-        let script = RENEW.script(self.shows_states());
         let keys = [self.key(&r.job, "state")];
-        let call = ask::call(script, &keys, &args);
+        let call = ask::call(&RENEW, &keys, &args);
         let (value, sent, received) = match self.renewals.send(call).await {
             Ok(answer) => answer,
             Err(e) => return Err(self.with_key(e, &keys).await),
         };
-        let reply = self.with_states(self.reply(value, sent, received)?)?;
+        let reply = self.reply(value, sent, received)?;
         let renewal = self.understood(reply::renewal(&reply.value))?;
         Ok(reply.map(|_| renewal))
     }
@@ -594,9 +541,7 @@ impl Store for RedisStore {
             Arg::String(output.stderr.to_text()),
             r.started_at.map_or(Arg::from(""), Arg::Int),
         ];
-        let script = SETTLE.script(self.shows_states());
-        let reply = self.run(&self.pool, script, &keys, &args, false).await?;
-        let reply = self.with_states(reply)?;
+        let reply = self.run(&self.pool, &SETTLE, &keys, &args, false).await?;
         let settlement = self.understood(reply::settlement(&reply.value))?;
         Ok(reply.map(|_| settlement))
     }
@@ -622,15 +567,6 @@ impl Store for RedisStore {
                     let before = self.decode(&r.job, was)?;
                     let (mut after, mut effects) = (before.clone(), Effects::default());
                     let answer = claim::register(&mut after, r, now_us, &incarnation, &mut effects);
-                    let decided = |before: &Option<State>, after: &Option<State>| {
-                        let around = Around {
-                            now_us,
-                            incarnation: incarnation.clone(),
-                            before: before.clone(),
-                            after: after.clone(),
-                        };
-                        ((answer, after.clone()), vec![around])
-                    };
                     match &after {
                         Some(now) if after != before => {
                             let epoch = r.adopt.as_ref().and(r.epoch.as_deref());
@@ -638,10 +574,10 @@ impl Store for RedisStore {
                                 .compare_and_set(&r.job, &incarnation, was, now, &effects, epoch)
                                 .await?
                             {
-                                return Ok(decided(&before, &after));
+                                return Ok((answer, after));
                             }
                         }
-                        _ => return Ok(decided(&before, &after)),
+                        _ => return Ok((answer, after)),
                     }
                     // Another instance changed the state meanwhile. Try again without adopting: before it adopts, the
                     // caller must check the epoch again.
@@ -655,16 +591,11 @@ impl Store for RedisStore {
                             claim::register(st, r, now, incarnation, effects)
                         })
                         .await?;
-                    Ok::<_, Error>((reply.value, reply.around))
+                    Ok::<_, Error>(reply.value)
                 }
             });
             let changed = futures_util::future::try_join_all(changes).await?;
-            let (value, around): (Vec<_>, Vec<_>) = changed.into_iter().unzip();
-            let mut reply = read.map(|_| value);
-            if self.shows_states() {
-                reply.around = around.concat();
-            }
-            parts.push(reply);
+            parts.push(read.map(|_| changed));
         }
         self.join(parts).await
     }

@@ -35,8 +35,8 @@ use self::{
     threads::{Finish, Hints, ReaderTask, Work, read, write},
 };
 use super::{
-    Around, Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, Notices,
-    Output, Reply, Store, Tail, fill, output::Extent, readable, tidy,
+    Beat, Changed, Clock, DECISIONS_KEPT, Decision, Error, Fleet, HISTORY_KEPT, Notices, Output,
+    Reply, Store, Tail, fill, output::Extent, readable, tidy,
 };
 use crate::{
     clock::{self, Boottime, StoreClock},
@@ -72,7 +72,6 @@ struct Shared {
     believed: OnceLock<Arc<StoreClock>>,
     /// True: `clock` is this host's wall clock.
     local_clock: bool,
-    shows_states: AtomicBool,
     /// This process is about to end.
     hurried: Arc<AtomicBool>,
 }
@@ -89,8 +88,6 @@ pub(crate) struct Request<'a> {
     pub(crate) effects: Effects,
     /// The jobs whose state it changed, otherwise than by a renewal.
     changed: Vec<JobName>,
-    /// The states around its decisions, if they are shown.
-    around: Option<Vec<Around>>,
 }
 
 impl SqliteStore {
@@ -176,7 +173,6 @@ impl SqliteStore {
             clock,
             believed: OnceLock::new(),
             local_clock,
-            shows_states: AtomicBool::new(false),
             hurried: Arc::default(),
         });
         let events = broadcast::channel(super::HINTS).0;
@@ -236,10 +232,7 @@ impl SqliteStore {
                 let sent = Boottime::now();
                 f(request)
                     .and_then(|value| request.write_effects(&shared.origin).map(|()| value))
-                    .map(|value| {
-                        let around = request.around.take().unwrap_or_default();
-                        (value, request.shown_us, sent, around)
-                    })
+                    .map(|value| (value, request.shown_us, sent))
                     .map_err(|e| e.at(&shared.address))
             });
             let failed = out.as_ref().err().cloned();
@@ -252,9 +245,8 @@ impl SqliteStore {
             (failed, finish)
         });
         self.writer.send(work).map_err(|_| self.dead())?;
-        let (value, now_us, sent, around) = answered.await.map_err(|_| self.dead())??;
-        let reply = self.reply(value, now_us, sent);
-        Ok(Reply { around, ..reply })
+        let (value, now_us, sent) = answered.await.map_err(|_| self.dead())??;
+        Ok(self.reply(value, now_us, sent))
     }
 
     pub(crate) async fn read<T: Send + 'static>(
@@ -282,7 +274,6 @@ impl SqliteStore {
             incarnation: self.shared.incarnation.clone(),
             sent,
             received: Boottime::now(),
-            around: vec![],
         }
     }
 
@@ -350,14 +341,6 @@ impl Request<'_> {
         }
         if super::changed(before.as_ref(), after.as_ref()) {
             self.changed.push(job.clone());
-        }
-        if let Some(around) = &mut self.around {
-            around.push(Around {
-                now_us: self.now_us,
-                incarnation: self.incarnation.into(),
-                before,
-                after: after.clone(),
-            });
         }
         Ok((out, after))
     }
@@ -482,9 +465,6 @@ impl Store for SqliteStore {
     }
     fn hurry(&self) {
         self.shared.hurried.store(true, Ordering::Relaxed);
-    }
-    fn show_states(&self) {
-        self.shared.shows_states.store(true, Ordering::Relaxed);
     }
 
     async fn claim(&self, claims: &[Claim]) -> Result<Reply<Vec<Answer>>, Error> {

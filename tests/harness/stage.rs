@@ -14,9 +14,7 @@ use std::{
     time::Duration,
 };
 
-use jiff::Timestamp;
 use rustix::process::Signal;
-use serde_json::Value;
 use soloist::{clock::wall_us, model::RunRecord};
 
 use super::{
@@ -423,7 +421,6 @@ impl Stage {
             .arg("--config")
             .arg(&self.operator)
             .args(words)
-            .env("SOLOIST_RECORD", self.operator.with_extension("record"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
@@ -645,107 +642,6 @@ impl Stage {
         for i in &self.fleet.instances {
             let name = i.log.file_name().expect("a file name");
             std::fs::copy(&i.log, out.join(name)).ok();
-        }
-        for file in self.record_files() {
-            let name = file.file_name().expect("a file name");
-            std::fs::copy(&file, out.join(name)).ok();
-        }
-    }
-
-    fn record_files(&self) -> Vec<PathBuf> {
-        let configs = self.fleet.instances.iter().map(|i| &i.config);
-        let configs = configs.chain([&self.operator]);
-        let files = configs.map(|config| config.with_extension("record"));
-        files.filter(|file| file.exists()).collect()
-    }
-
-    /// What `check-record` says to the records of the fleet, which [`Stage::keep_files`] has put there, and whether it
-    /// found nothing wrong but what [`Stage::excuse`] excuses.
-    ///
-    /// # Panics
-    /// If `check-record` refuses the records.
-    pub fn check_records(&self, out: &Path) -> (String, bool) {
-        let files = self.record_files().into_iter();
-        let files =
-            files.filter_map(|file| Some(out.join(file.file_name()?).display().to_string()));
-        let files: Vec<String> = files.collect();
-        let mut words = vec!["check-record", "--json"];
-        words.extend(files.iter().map(String::as_str));
-        let output = self.fleet.cli(&words);
-        let mut verdict: Value = serde_json::from_slice(&output.stdout)
-            .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
-        let breaches = verdict["breaches"].take();
-        let breaches = breaches.as_array().expect("a list").iter();
-        let mut excused: BTreeMap<&str, usize> = BTreeMap::new();
-        let mut wrong = vec![];
-        for breach in breaches {
-            match self.excuse(breach) {
-                Some(why) => *excused.entry(why).or_default() += 1,
-                None => wrong.push(breach),
-            }
-        }
-        let mut text = format!("soloist {}\n", words.join(" "));
-        for (what, n) in verdict.as_object().expect("an object") {
-            if !n.is_null() {
-                text += &format!("{what:<38} {n:>8}\n");
-            }
-        }
-        for (why, n) in excused {
-            text += &format!("{:<38} {n:>8}\n", format!("excused: {why}"));
-        }
-        text += &format!("{:<38} {:>8}\n", "breaches", wrong.len());
-        for b in &wrong {
-            text += &format!("  promise {}: {}: {}\n", b["promise"], b["job"], b["text"]);
-        }
-        (text, wrong.is_empty())
-    }
-
-    /// Why a breach that `check-record` told of does not count.
-    fn excuse(&self, breach: &Value) -> Option<&'static str> {
-        /// The longest lease of a job, and the time that the end of its tree may take.
-        const LIFE: i64 = 10 * SECOND;
-        let at = || breach["at"].as_i64();
-        let struck = |from: i64, to: i64, effect: &dyn Fn(&Effect) -> bool| {
-            let mut near = self.struck.iter().filter(|s| s.touches(from, to));
-            near.any(|s| effect(&s.effect))
-        };
-        match breach["promise"].as_u64()? {
-            // An answer that no rule gives.
-            0 => {
-                let file = Path::new(breach["file"].as_str()?);
-                let id = file.file_stem()?.to_str()?.strip_prefix('i')?;
-                let who = id.parse::<usize>().ok()?.checked_sub(1)?;
-                let garbled =
-                    |e: &Effect| matches!(e, Effect::Garbled { instance } if *instance == who);
-                let at = at()?;
-                struck(at - 15 * SECOND, at + SECOND, &garbled).then_some("garbled replies")
-            }
-            // The harness has judged the same starts, and knows what each instance could know of the time.
-            2 => {
-                let step = |e: &Effect| matches!(e, Effect::ServerClock { .. });
-                let at = at()?;
-                struck(at - SECOND, at, &step).then_some("a step of the server's clock")
-            }
-            // Of runs that lasted too long.
-            3 | 4 => {
-                let at = at()?;
-                struck(at - LIFE, at, &|e| *e == Effect::HostStalled)
-                    .then_some("this host stood still")
-            }
-            // An instance that was told of another outcome. The harness has looked for the same occurrences.
-            6 => {
-                let text = breach["text"].as_str()?;
-                let (_, instants) = text.split_once(" have no outcome: ")?;
-                let (first, last) = instants.split_once(" to ")?;
-                let at = |instant: &str| {
-                    let at: Timestamp = instant.parse().ok()?;
-                    Some(at.as_millisecond() * MS - wall_less_boot_ns())
-                };
-                let garbled = |e: &Effect| matches!(e, Effect::Garbled { .. });
-                struck(at(first)? - SECOND, at(last)? + SECOND, &garbled)
-                    .then_some("garbled replies")
-            }
-            _ => None,
         }
     }
 }

@@ -40,7 +40,6 @@ fn a_moment(come_and_go: bool) {
         .collect();
     assert!(broken.is_empty() || report.first_broken.is_some());
     assert!(broken.is_empty(), "{broken:#?}\n{}", log());
-    assert!(report.record_holds, "{}", report.table);
     assert!(report.faults >= 3, "{}", log());
     // Of a job that comes and goes few must have a record.
     assert!(

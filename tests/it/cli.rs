@@ -580,7 +580,6 @@ fn wrong_usage_exits_64_and_help_0() {
         &["exec", "--lock", "a", "--once-per", odd, "true"],
         &["--config", odd, "status"],
         &["--config", odd, "check"],
-        &["check-record", odd],
     ] {
         let quoted: String = args.iter().map(|arg| format!(" '{arg}'")).collect();
         let mut terminal = Command::new("script");

@@ -1,6 +1,5 @@
 //! Tests that start what stands around the library: programs, servers, files.
 
-mod cases;
 mod cli;
 mod commands;
 mod conformance;
@@ -24,7 +23,6 @@ mod notify;
 mod options;
 mod oracle;
 mod readme;
-mod record;
 mod rights;
 mod sqlite;
 mod support;

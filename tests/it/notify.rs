@@ -154,7 +154,6 @@ fn a_thousand_jobs_that_fail_at_once_are_one_message_for_each_channel() {
     let mut plan = fleet(2)
         .tables(&channels)
         .default("notify", "[\"ops\", \"two\"]")
-        .unrecorded()
         .alone()
         .default("output", "{ log = false }");
     for n in 0..JOBS {

@@ -319,38 +319,6 @@ fn as_root_no_daemon_keeps_its_state_in_a_directory_of_another_user() {
 }
 
 #[test]
-fn as_root_nobody_else_chooses_where_the_record_is_kept() {
-    if !root() {
-        return;
-    }
-    let place = Place::new();
-    place.write(
-        "jobs.toml",
-        "[store]\nurl = \"sqlite:soloist.db\"\n[jobs.a]\nschedule = []\ncommand = [\"true\"]\n",
-    );
-    let db = place.path("soloist.db");
-    drop(soloist::store::sqlite::SqliteStore::open(&db).expect("a database"));
-    let their = place.path("their");
-    fs::create_dir(&their).expect("a directory");
-    let paused = || {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_soloist"));
-        command.arg("--config").arg(place.path("jobs.toml"));
-        command.arg("--record").arg(their.join("record"));
-        command.args(["pause", "a"]);
-        run(command).1
-    };
-    let said = paused();
-    assert!(!said.contains("cannot write the record"), "{said}");
-    assert!(their.join("record").exists(), "{said}");
-    fs::remove_file(their.join("record")).expect("a record");
-    chown(&their, Some(STRANGER), None).expect("another owner");
-    let said = paused();
-    assert!(said.contains("cannot write the record"), "{said}");
-    assert!(said.contains("belongs to user 54321"), "{said}");
-    assert!(!their.join("record").exists());
-}
-
-#[test]
 fn as_root_nobody_else_chooses_where_the_database_is_made() {
     if !root() {
         return;

@@ -1,8 +1,5 @@
 //! What people ask of a job: pause, skip, trigger, cancel and so on.
 
-use crate::logic::bent::{may, rule};
-use serde::{Deserialize, Serialize};
-
 use super::{
     Effects, Event, KEYS_MOST, LIBRARY, Pause, Pending, State, StopRequest, forget_keys, own_key,
     planned_never,
@@ -10,8 +7,7 @@ use super::{
 use crate::model::{JobName, LAST_MS, Occurrence, RunId};
 
 /// What a person asks of a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Control {
     Pause {
         until: Option<i64>,
@@ -51,8 +47,7 @@ pub fn visible(who: &str) -> String {
     visible.take(100).collect()
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Controlled {
     Done,
     /// Nothing to do: it was not paused, nothing runs, the key was used.
@@ -173,8 +168,7 @@ fn rewind(
 
 fn cancel(st: &mut State, job: &JobName, by: Option<String>, effects: &mut Effects) -> Controlled {
     let waiting = st.open.len();
-    st.open
-        .retain(|e| may!(CancelDropsTheNext, e.next_attempt.is_none()));
+    st.open.retain(|e| e.next_attempt.is_none());
     let dropped = waiting != st.open.len();
     let mut stopping = vec![];
     for e in &mut st.open {
@@ -202,9 +196,7 @@ fn trigger(
     effects: &mut Effects,
 ) -> Controlled {
     forget_keys(&mut st.triggered, now);
-    if let Some(t) = st.triggered.iter().find(|t| t.key == *key)
-        && rule!(KeysRunOnce, true)
-    {
+    if let Some(t) = st.triggered.iter().find(|t| t.key == *key) {
         return Controlled::Triggered(t.occurrence);
     }
     if st.triggers.iter().any(|t| t.key == *key) {

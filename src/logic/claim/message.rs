@@ -10,8 +10,7 @@ use crate::model::{
 };
 
 /// Which occurrence is asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Target {
     Scheduled(Occurrence),
     /// A manual trigger. The store chooses its occurrence when it grants it: now, but after every decided one and
@@ -55,7 +54,7 @@ impl TargetId {
 }
 
 /// Occurrences that nobody can start any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Missed {
     pub first: Occurrence,
     pub last: Occurrence,
@@ -82,7 +81,7 @@ pub const PASSED: i64 = 1;
 pub const PASSED_IN_DOUBT: i64 = 2;
 
 /// Asks for the right to run one occurrence.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Claim {
     pub job: JobName,
     pub target: Target,
@@ -108,7 +107,6 @@ pub struct Claim {
     /// Runs of this job that go on at the claimant.
     pub holds: Vec<RunId>,
     /// What kept the target, and what is given up with it, from a start in time, as far as the claimant knows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<Wait>,
 }
 
@@ -138,15 +136,14 @@ impl Claim {
 }
 
 /// What identifies one state of a lease.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Observed {
     pub run: RunId,
     pub seq: u32,
     pub incarnation: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub enum Answer {
     /// Ours. Also the answer to the same claim asked again, which renews the lease too.
@@ -180,7 +177,7 @@ pub enum Answer {
     InDoubt,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
     pub occurrence: Occurrence,
     pub attempt: u32,
@@ -194,12 +191,11 @@ impl Grant {
 }
 
 /// What the store has to do in the same transaction.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Effects {
     /// For the history.
     pub records: Vec<RunRecord>,
     /// Which of `records` go on with one that the history has.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub joined: Vec<Joined>,
     /// For the instances that listen.
     pub events: Vec<Event>,
@@ -207,7 +203,7 @@ pub struct Effects {
 
 /// The record of `at` says, of more occurrences, what the history says of those up to `before`, and none lies between:
 /// if the history still has that record, the new one takes its place, and counts its occurrences, too.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Joined {
     pub job: JobName,
     pub before: Occurrence,

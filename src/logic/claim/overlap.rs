@@ -17,7 +17,7 @@ pub(super) fn apply(
     }
     if let Some(e) = st.open.first()
         && e.next_attempt.is_none()
-        && may!(LapseNeedsProof, e.is(c.observed.as_ref()))
+        && e.is(c.observed.as_ref())
     {
         lapse(st, 0, c, now, effects);
     }

@@ -6,13 +6,10 @@ use super::{
 };
 use std::collections::HashSet;
 
-use serde::{Deserialize, Serialize};
-
-use crate::logic::bent::rule;
 use crate::model::{InstanceId, JobName, Occurrence, Outcome, RunRecord, Trigger};
 
 /// Makes a job known, learns where it stands, and adopts its state into the present incarnation.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Register {
     pub job: JobName,
     pub schedule: String,
@@ -37,11 +34,9 @@ pub struct Register {
     /// Occurrences that were undecided when the caller ceased to have the job. Ascending.
     pub owed: Vec<Missed>,
     /// Since when the caller has the job, Unix ms; 0: since now.
-    #[serde(default)]
     pub back_at: i64,
     /// Since when the caller, which knew nothing of the job, waits for the store to grant again, Unix ms; 0: it did not
     /// wait. What was planned since then is recorded.
-    #[serde(default)]
     pub waits_since: i64,
     /// What the caller knows people to have asked for.
     pub remembered: Remembered,
@@ -81,8 +76,7 @@ impl Register {
 }
 
 /// Whether the caller has the job in its configuration, and enabled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Presence {
     /// It has the job disabled.
     Disabled,
@@ -94,14 +88,13 @@ pub enum Presence {
 
 /// What people asked of a job, as one instance remembers it: after a loss of its data, the instances tell the store
 /// again. If the store has a newer request, that one counts.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Remembered {
     pub pause: Option<Pause>,
     pub skip: u32,
     /// When `skip` was asked for; 0: never.
     pub skip_at: i64,
     /// Who asked for `skip`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skip_by: Option<String>,
     /// Triggers that were decided: their keys must not run again.
     pub triggered: Vec<Triggered>,
@@ -129,7 +122,7 @@ impl Remembered {
     /// Returns the triggers that the store knew nothing of.
     pub(super) fn restore(&self, st: &mut State, now: i64) -> Vec<Pending> {
         if let Some(p) = &self.pause
-            && rule!(PauseIsToldAgain, st.pause.is_none())
+            && st.pause.is_none()
             && p.at > st.resumed
         {
             st.pause = Some(p.clone());
@@ -147,7 +140,7 @@ impl Remembered {
     }
     fn restore_keys(&self, st: &mut State, now: i64) {
         let known = keys(&st.triggered, &[]);
-        let new = |t: &&Triggered| rule!(KeysAreToldAgain, !known.contains(&*t.key));
+        let new = |t: &&Triggered| !known.contains(&*t.key);
         let news: Vec<Triggered> = self.triggered.iter().filter(new).cloned().collect();
         if news.is_empty() {
             return;
@@ -168,8 +161,7 @@ fn keys<'a>(triggered: &'a [Triggered], triggers: &'a [Pending]) -> HashSet<&'a 
     decided.chain(triggers.iter().map(|t| &*t.key)).collect()
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Registration {
     /// Known and of this incarnation; the state says the rest.
@@ -208,9 +200,9 @@ pub fn register(
     if st.incarnation != incarnation {
         st.triggers.append(&mut lost);
         // A holder reclaimed its lease, or settled, after the range was counted: the range has to be counted anew.
-        let others = st.newest.max(st.since) > r.counted_from;
-        let others = rule!(LostIsCountedAnew, others) || r.lost.iter().any(|l| st.decided_in(l));
-        if rule!(AdoptionWaits, !may_adopt) || others {
+        let others =
+            st.newest.max(st.since) > r.counted_from || r.lost.iter().any(|l| st.decided_in(l));
+        if !may_adopt || others {
             return Registration::Quarantined;
         }
         adopt(st, r, now, incarnation, effects);
@@ -386,7 +378,7 @@ fn adopt(st: &mut State, r: &Register, now: i64, incarnation: &str, effects: &mu
 }
 
 fn lose_waiting_triggers(st: &mut State, r: &Register, now: i64, effects: &mut Effects) {
-    let before = |t: &mut Pending| rule!(LostTriggersDoNotRun, t.at < r.lost_before);
+    let before = |t: &mut Pending| t.at < r.lost_before;
     let lost = st.triggers.extract_if(.., before).collect();
     lose_triggers(st, r, lost, now, effects);
 }

@@ -1,8 +1,5 @@
 //! A holder renews its lease.
 
-use crate::logic::bent::{may, rule};
-use serde::{Deserialize, Serialize};
-
 use super::{Last, Open, State, StopRequest};
 use crate::model::{JobName, Outcome, Run};
 
@@ -11,24 +8,20 @@ use crate::model::{JobName, Outcome, Run};
 pub const LIBRARY: &str = "library";
 
 /// Prolongs a lease. Carries all that is needed to reclaim it in a new incarnation of the store.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Renew {
     pub job: JobName,
-    #[serde(flatten)]
     pub run: Run,
     /// Counts the renewals sent for this run, from 1.
     pub seq: u32,
     /// The holder did not trust its lease any more when it asked: a store that lost the lease must not have it back.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late: bool,
     /// The incarnation of a store that answered [`Renewal::Unknown`] to the renewal before: it may have the lease back.
     /// Empty: no store may.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reclaim: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Renewal {
     /// Still ours; with a request to end the run, if there is one.
@@ -47,7 +40,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         if let Some(e) = st
             .open
             .iter_mut()
-            .find(|e| may!(RenewsItsRun, e.run.id == r.run.id) && e.next_attempt.is_none())
+            .find(|e| e.run.id == r.run.id && e.next_attempt.is_none())
         {
             e.seq = e.seq.saturating_add(1).max(r.seq);
             e.renewed_at = now;
@@ -62,7 +55,7 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
         // A later attempt has ended: it was granted after ours ended.
         let later = |l: &Last| l.occurrence == r.run.occurrence && l.attempt > r.run.attempt;
         let over = |l: &Last| ended(l) || later(l);
-        if rule!(LostIsLost, dead) || st.last.as_ref().is_some_and(over) {
+        if dead || st.last.as_ref().is_some_and(over) {
             return Renewal::Lost;
         }
     }
@@ -74,20 +67,17 @@ pub fn renew(state: &mut Option<State>, r: &Renew, now_us: i64, incarnation: &st
     }
     // It may have been on its way since before the loss; meanwhile this run may have ended, and a later attempt may
     // have come and gone with the data.
-    if rule!(ReclaimFollowsTheLoss, r.reclaim != incarnation) {
+    if r.reclaim != incarnation {
         return Renewal::Unknown;
     }
     // A holder that still trusts its lease may put it back into a store that lost it.
     let st = state.get_or_insert_default();
     st.open.retain(|e| e.run.occurrence != r.run.occurrence);
-    if rule!(ReclaimDecides, r.run.occurrence.0 > st.newest) {
+    if r.run.occurrence.0 > st.newest {
         st.newest = r.run.occurrence.0;
     }
     if let Some(key) = &r.run.key
-        && rule!(
-            ReclaimBringsItsKey,
-            !st.triggered.iter().any(|t| t.key == *key)
-        )
+        && !st.triggered.iter().any(|t| t.key == *key)
     {
         // Otherwise its key would run once more when this run has ended.
         st.remember_trigger(key, r.run.occurrence, now);

@@ -1,13 +1,12 @@
 //! A run has ended.
 
-use crate::logic::bent::{may, rule};
 use serde::{Deserialize, Serialize};
 
 use super::{Effects, Event, Last, NextAttempt, Open, State, last};
 use crate::model::{Outcome, RunId, RunRecord, Trigger};
 
 /// Records how a run ended and releases its lease.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Settle {
     pub run: RunId,
     /// Names job, occurrence, attempt and all that the history shall keep.
@@ -24,8 +23,7 @@ pub struct DelayedAttempt {
     pub trigger: Trigger,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Settlement {
     /// Recorded, and the lease is released. Also the answer to the same settlement sent again.
@@ -48,13 +46,13 @@ pub fn settle(
         .is_some_and(|st| st.incarnation == incarnation);
     let st = state.get_or_insert_default();
     let ended = |l: &Last| l.run == s.run && l.outcome != Outcome::Unknown;
-    if rule!(SettlesOnce, st.last.as_ref().is_some_and(ended)) {
+    if st.last.as_ref().is_some_and(ended) {
         return Settlement::Done;
     }
     let i = st
         .open
         .iter()
-        .position(|e| may!(SettlesItsRun, e.run.id == s.run) && e.next_attempt.is_none());
+        .position(|e| e.run.id == s.run && e.next_attempt.is_none());
     let mut record = s.record.clone();
     record.by = i.and_then(|i| match s.record.outcome {
         Outcome::Cancelled => st.open[i].stopped_by.clone(),
@@ -86,7 +84,7 @@ pub fn settle(
         }
         return Settlement::Lost;
     }
-    if rule!(SettlementDecides, occurrence.0 > st.newest) {
+    if occurrence.0 > st.newest {
         st.newest = occurrence.0;
     }
     if let Some(i) = i {
@@ -95,7 +93,7 @@ pub fn settle(
         let ended = s.record.finished_at.unwrap_or(now).min(now);
         st.last = Some(last(e, &s.record, ended, now));
         // Asked to end on purpose: no further attempt.
-        match next_attempt.filter(|_| may!(StoppedIsNotRetried, e.stop.is_none())) {
+        match next_attempt.filter(|_| e.stop.is_none()) {
             Some(next_attempt) => {
                 e.next_attempt = Some(next_attempt);
                 effects.events.push(awaited(e));
@@ -153,7 +151,7 @@ fn still_possible(st: &mut State, run: RunId) -> Option<Open> {
     let State { lapsed, open, .. } = st;
     let lapsed = lapsed.take_if(|e| {
         let newer = |o: &Open| o.run.occurrence > e.run.occurrence;
-        e.run.id == run && e.stop.is_none() && !rule!(NewerHasItsTurn, open.iter().any(newer))
+        e.run.id == run && e.stop.is_none() && !open.iter().any(newer)
     });
     lapsed.map(|e| *e)
 }

@@ -3,10 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::{
-    logic::bent::{may, rule},
-    model::Boottime,
-};
+use crate::model::Boottime;
 
 /// What is known of the store's epoch.
 #[derive(Debug, Clone)]
@@ -37,7 +34,7 @@ impl Epoch {
     /// How long until the state of a job from before this epoch may be adopted: every lease from before it has been
     /// reclaimed or is over, if none needs longer than `quarantine` to end.
     pub fn adoptable_in(&self, quarantine: Duration, now: Boottime) -> Duration {
-        match may!(QuarantineIsWaitedOut, self.open) {
+        match self.open {
             true => Duration::ZERO,
             false => (self.first_seen + quarantine).since(now),
         }
@@ -45,7 +42,7 @@ impl Epoch {
     /// The same for an instance that has not had the job since before this epoch.
     pub fn adoptable_last_in(&self, quarantine: Duration, now: Boottime) -> Duration {
         let first = self.adoptable_in(quarantine, now);
-        if !rule!(OthersGoFirst, self.others_know) {
+        if !self.others_know {
             return first;
         }
         let from = self.open_seen.unwrap_or(self.first_seen + quarantine);
@@ -118,10 +115,7 @@ impl EpochWatch {
     /// quarantine, its own (`needed`) and the longest that the fleet told the store.
     pub fn vouched(&self, needed: Duration, now: Boottime) -> Option<(Arc<str>, Arc<str>)> {
         let epoch = self.0.as_ref()?;
-        let seen_long_enough = may!(
-            VouchedAfterQuarantine,
-            now.since(epoch.first_seen) >= needed.max(epoch.quarantine)
-        );
+        let seen_long_enough = now.since(epoch.first_seen) >= needed.max(epoch.quarantine);
         (!epoch.open && seen_long_enough).then(|| (epoch.incarnation.clone(), epoch.id.clone()))
     }
 }

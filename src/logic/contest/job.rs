@@ -1,6 +1,5 @@
 //! One job, as one instance knows it.
 
-use crate::logic::bent::may;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet, VecDeque, btree_map::Entry},
     sync::Arc,
@@ -866,11 +865,7 @@ impl JobState {
 
     /// True: the store knows the job, and a claim for `ask` jumps over no due occurrence.
     pub(super) fn may_claim(&self, ask: &Ask) -> bool {
-        self.may_be_claimed()
-            && may!(
-                NothingIsJumpedOver,
-                !self.queue.jumped(self.newest, &ask.target, &ask.missed)
-            )
+        self.may_be_claimed() && !self.queue.jumped(self.newest, &ask.target, &ask.missed)
     }
 
     /// An occurrence is due. False: it is decided.

@@ -1,4 +1,4 @@
-//! What one contest and one job do by themselves. `src/world` has whole fleets of them.
+//! What one contest and one job do by themselves. `src/simulation` has whole fleets of them.
 
 use std::path::Path;
 

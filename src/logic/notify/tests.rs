@@ -260,9 +260,6 @@ fn what_was_given_up_is_remembered_within_bounds() {
     let mut known = vec![];
     (0..1000).for_each(|at| remember(&mut known, one(at)));
     assert!(known.iter().map(|g| g.at).eq(980..1000));
-    // The store reads a note of at most so many bytes.
-    let text = serde_json::to_string(&known).expect("JSON");
-    assert!(text.len() < crate::store::LINE_MOST, "{}", text.len());
     remember(&mut known, one(990 + FORGET_MS));
     assert_eq!(known.len(), 10);
 }

@@ -3,10 +3,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, OnceLock},
 };
 
 use parking_lot::{Mutex, MutexGuard};
@@ -35,7 +32,6 @@ pub(super) struct Renewals {
     connection: SharedConnection,
     min_replicas: u32,
     clock: Arc<OnceLock<Arc<StoreClock>>>,
-    shows_states: Arc<AtomicBool>,
     queue: Mutex<Queue>,
 }
 
@@ -51,14 +47,12 @@ impl Renewals {
         client: Client,
         min_replicas: u32,
         clock: Arc<OnceLock<Arc<StoreClock>>>,
-        shows_states: Arc<AtomicBool>,
     ) -> Arc<Self> {
         Arc::new(Self {
             connection: SharedConnection::new(client.clone()),
             client,
             min_replicas,
             clock,
-            shows_states,
             queue: Mutex::default(),
         })
     }
@@ -159,8 +153,7 @@ impl Renewals {
                 break;
             }
             loads += 1;
-            let shown = self.shows_states.load(Ordering::Relaxed);
-            c.load(RENEW.script(shown)).await?;
+            c.load(&RENEW).await?;
         }
         let short =
             (have < self.min_replicas).then(|| self.client.not_replicated(have, self.min_replicas));

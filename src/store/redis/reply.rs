@@ -142,16 +142,6 @@ pub(crate) fn settlement(rest: &[Value]) -> Result<Settlement, String> {
     })
 }
 
-/// Reads what shown.lua adds to an answer: the time of the decision, in Unix µs, and the states before and after.
-pub(crate) fn shown(v: &Value) -> Result<(i64, Vec<(Fields, Fields)>), String> {
-    let parts: Vec<Value> = read(v)?;
-    let now_us: i64 = read(at(&parts, 0))?;
-    possible_ms(now_us.div_euclid(1000))?;
-    let states = parts.get(1..).unwrap_or_default().iter();
-    let states: Result<_, String> = states.map(read::<(Fields, Fields)>).collect();
-    Ok((now_us, states?))
-}
-
 /// Reads the answer of compare_and_set.lua: whether it changed the state.
 pub(crate) fn compare_and_set(rest: &[Value]) -> Result<bool, String> {
     read::<i64>(at(rest, 0)).map(|n| n == 1)

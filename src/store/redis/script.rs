@@ -24,38 +24,9 @@ macro_rules! script {
         })
     };
 }
-/// A script that decides questions, in two forms: as it is, and with the states around its decisions in its answer.
-pub(super) struct Decides {
-    plain: Lazy,
-    shown: Lazy,
-}
-
-impl Decides {
-    pub(super) fn script(&self, shown: bool) -> &Script {
-        if shown { &self.shown } else { &self.plain }
-    }
-}
-
-macro_rules! decides {
-    ($($shared:literal)* ; $name:literal) => {
-        Decides {
-            plain: script!($($shared)* $name),
-            shown: LazyLock::new(|| {
-                Script::new(constants() + concat!(
-                    include_str!("../../../lua/lib.lua"),
-                    $(include_str!(concat!("../../../lua/", $shared, ".lua")),)*
-                    "local function body()\n",
-                    include_str!(concat!("../../../lua/", $name, ".lua")),
-                    "end\n",
-                    include_str!("../../../lua/shown.lua"),
-                ))
-            }),
-        }
-    };
-}
-pub(super) static CLAIM: Decides = decides!(; "claim");
-pub(super) static RENEW: Decides = decides!(; "renew");
-pub(super) static SETTLE: Decides = decides!("pieces"; "settle");
+pub(super) static CLAIM: Lazy = script!("claim");
+pub(super) static RENEW: Lazy = script!("renew");
+pub(super) static SETTLE: Lazy = script!("pieces" "settle");
 pub(super) static OBSERVE: Lazy = script!("observe");
 pub(super) static JOBS: Lazy = script!("jobs");
 pub(super) static LINES: Lazy = script!("lines");
@@ -106,8 +77,8 @@ fn constants() -> String {
 #[doc(hidden)]
 pub fn script(name: &str) -> Option<&'static str> {
     let script = match name {
-        "claim" => &CLAIM.plain,
-        "settle" => &SETTLE.plain,
+        "claim" => &CLAIM,
+        "settle" => &SETTLE,
         "compare_and_set" => &COMPARE_AND_SET,
         _ => return None,
     };

@@ -1,12 +1,7 @@
 //! The two threads: one writes, in transactions that many requests share; the other reads, and looks for the events of
 //! other processes.
 
-use std::{
-    os::unix::fs::MetadataExt,
-    path::PathBuf,
-    sync::{atomic::Ordering, mpsc},
-    time::Duration,
-};
+use std::{os::unix::fs::MetadataExt, path::PathBuf, sync::mpsc, time::Duration};
 
 use rusqlite::Connection;
 use tokio::sync::broadcast;
@@ -146,9 +141,7 @@ pub(super) fn transaction(
         let believed = shared.believed.get().and_then(|clock| clock.now_us());
         let doubted =
             believed.filter(|us| belief::in_doubt(us.div_euclid(1000), shown_us.div_euclid(1000)));
-        let shows_states = shared.shows_states.load(Ordering::Relaxed);
         let mut request = Request {
-            around: shows_states.then(Vec::new),
             db,
             now_us: doubted.unwrap_or(shown_us),
             shown_us,

@@ -195,7 +195,7 @@ struct Triggered {
 impl Triggered {
     /// One instance behind a proxy, with so many jobs that run `command`.
     fn start(jobs: usize, command: &str) -> Self {
-        let mut plan = fleet(1).alone().proxied().unrecorded().drain("60s");
+        let mut plan = fleet(1).alone().proxied().drain("60s");
         for i in 0..jobs {
             let lines = format!("command = {command:?}\noutput = {{ log = false }}");
             plan = plan.job(&format!("j{i}"), &lines);

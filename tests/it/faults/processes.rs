@@ -534,7 +534,7 @@ fn a_living_daemon_ends_what_another_left_that_was_killed_with_its_guard_and_its
 /// `ulimit -f`, LimitFSIZE=: also files in memory count.
 #[test]
 fn a_daemon_that_may_write_no_files_starts_its_jobs() {
-    let mut fleet = fleet(1).unrecorded().witness("a", "for=5", "").start();
+    let mut fleet = fleet(1).witness("a", "for=5", "").start();
     fleet.wait_runs(1);
     let daemon = fleet.instances[0].pid().to_string();
     let mut limit = std::process::Command::new("prlimit");

@@ -99,7 +99,7 @@ fn an_instance_whose_starts_are_slow_claims_less_at_one_time() {
         let lines = "schedule = \"* * * * * *\"\nlease = \"1s\"\ncommand = [\"true\"]\n";
         plan = plan.job(&format!("quick-{i}"), lines);
     }
-    let mut fleet = plan.unrecorded().start();
+    let mut fleet = plan.start();
     let daemon = fleet.instances[0].pid();
     let zygote = || {
         let mut children = process::children(daemon).into_iter();
@@ -129,10 +129,7 @@ fn many_runs_one_after_another_leave_nothing_behind() {
     };
     let name = |i: usize| format!("quick-{i}");
     let path = tmp.path().to_str().expect("a path");
-    let mut plan = fleet(1)
-        .unrecorded()
-        .env(0, "TMPDIR", path)
-        .cgroup(0, &cgroup.0);
+    let mut plan = fleet(1).env(0, "TMPDIR", path).cgroup(0, &cgroup.0);
     for i in 0..JOBS {
         plan = plan.job(&name(i), &lines(true));
     }

@@ -99,7 +99,7 @@ fn a_store_that_is_away_for_long_makes_a_repetition_that_says_so() {
 /// Messages that are an hour old are given up: by the time that instances believe, not by what the store shows.
 #[test]
 fn a_store_whose_clock_jumps_gives_no_message_up() {
-    let plan = fleet(1).store_with_own_clock().unrecorded();
+    let plan = fleet(1).store_with_own_clock();
     let heard = meanwhile(plan, |fleet, hook, held| {
         hook.set(Mode::Status(503));
         fleet.wait_log(0, "cannot send a notification; retrying");

@@ -63,7 +63,6 @@ pub struct Plan {
     server: Option<RedisServer>,
     logs: Option<PathBuf>,
     cgroups: Vec<Vec<PathBuf>>,
-    recorded: bool,
 }
 
 pub fn fleet(size: usize) -> Plan {
@@ -73,7 +72,6 @@ pub fn fleet(size: usize) -> Plan {
         meeting: Meeting::Redis,
         sqlite_file: None,
         server_up: true,
-        recorded: true,
         own_clock: false,
         slots: 1,
         drain: "5s",
@@ -112,11 +110,6 @@ impl Plan {
     /// The store does not run yet when the instances start.
     pub fn store_comes_later(mut self) -> Self {
         self.server_up = false;
-        self
-    }
-    /// Keeps no record: time is short, or what the proxies deliver is not what the store said.
-    pub fn unrecorded(mut self) -> Self {
-        self.recorded = false;
         self
     }
     /// No other fleet runs meanwhile.
@@ -246,7 +239,6 @@ impl Plan {
         }
         let instances = (0..self.size)
             .map(|i| Instance {
-                recorded: self.recorded,
                 id: format!("i{}", i + 1),
                 config: dir.path().join(format!("i{}.toml", i + 1)),
                 log: self
@@ -292,9 +284,6 @@ impl Plan {
 /// next one, or if the store does not answer for a second.
 pub const LATE_RATHER_THAN_SKIPPED: &str = "overlap = \"queue\"\ncatch_up = \"all\"\n";
 
-/// So long a breach has to be seen before it is one.
-const JUDGED_AGAIN: Duration = Duration::from_secs(5);
-
 /// The table of a job that is a witness each second.
 pub fn each_second(options: &str, lines: &str) -> String {
     let options: Vec<String> = options
@@ -311,7 +300,6 @@ pub struct Instance {
     pub id: String,
     pub config: PathBuf,
     pub log: PathBuf,
-    recorded: bool,
     pub url: String,
     env: Vec<(String, String)>,
     cgroups: Vec<PathBuf>,
@@ -353,9 +341,6 @@ impl Instance {
             .env("SOLOIST_INSTANCE", &self.id)
             .env_remove("NOTIFY_SOCKET")
             .stdin(Stdio::null());
-        if self.recorded {
-            command.env("SOLOIST_RECORD", self.config.with_extension("record"));
-        }
         command
     }
 
@@ -799,44 +784,11 @@ impl Fleet {
 
     #[track_caller]
     pub fn accept(&self, found: &[Violation]) {
-        self.check_record();
         assert!(
             found.is_empty(),
             "broken promises: {found:#?}\n{}",
             self.listing(found)
         );
-    }
-
-    /// What the instances and the commands wrote down follows from the rules, and breaks no promise.
-    #[track_caller]
-    fn check_record(&self) {
-        if !self.plan.recorded {
-            return;
-        }
-        let files = self.instances.iter();
-        let files: Vec<String> = files
-            .map(|i| i.config.with_extension("record"))
-            .filter(|file| file.exists())
-            .map(|file| file.display().to_string())
-            .collect();
-        let mut words = vec!["check-record", "--json"];
-        words.extend(files.iter().map(String::as_str));
-        let breaches = || {
-            let output = self.cli(&words);
-            let mut verdict: Value = serde_json::from_slice(&output.stdout)
-                .unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&output.stderr)));
-            let mut all = std::mem::take(verdict["breaches"].as_array_mut().expect("a list"));
-            // Where guards are frozen or starved nothing is promised about orphans; the witnesses show the others.
-            all.retain(|b| b["promise"] != 4);
-            all
-        };
-        // The files of a running fleet are read one after the other: a later one may show what an earlier one did not
-        // have yet. A true breach stays.
-        let (begun, mut found) = (Instant::now(), breaches());
-        while !found.is_empty() {
-            assert!(begun.elapsed() < JUDGED_AGAIN, "the record: {found:#?}");
-            found = breaches();
-        }
     }
 
     fn listing(&self, found: &[Violation]) -> String {
