@@ -59,8 +59,8 @@ const HISTORY: usize = 100;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Keys: 1 jobs, 2 instances, Enter a job with its history and output, w why a run came about; t trigger, p pause, \
-r resume, s skip, c cancel, d drain, u undrain, each after a question; / finds, ? lists all keys, q quits.
+Keys: 1 jobs, 2 timeline, 3 instances, Enter a job with its history and output, w why a run came about; t trigger, \
+p pause, r resume, s skip, c cancel, d drain, u undrain, each after a question; / finds, ? lists all keys, q quits.
 
 It uses no colours with NO_COLOR, and only ASCII without UTF-8 in LC_ALL, LC_CTYPE or LANG.")]
 pub(super) struct Top {

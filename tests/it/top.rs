@@ -307,7 +307,7 @@ fn it_starts_without_the_store_and_goes_on_when_that_comes() {
 fn a_small_terminal_without_colours_or_utf8_is_served() {
     let mut t = Terminal::start(&[("NO_COLOR", "1"), ("LANG", "C")], 40, 10);
     let mut seen = t.wait_shown("not yet");
-    t.press("2");
+    t.press("3");
     seen += &t.wait_shown("web-1");
     t.press("q");
     seen += &t.wait_shown("code 0");

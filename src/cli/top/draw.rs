@@ -21,7 +21,7 @@ use crate::{
         show::{self, BAD, BOLD, BUSY, Cell, DIM, GOOD, PLAIN, WARN, count, style_of, took},
         status,
     },
-    model::Outcome,
+    model::{Outcome, RunRecord},
     view::{JobView, RunView},
     words::{line, span},
 };
@@ -30,6 +30,11 @@ use crate::{
 const LAST_RUNS: &str = "LAST RUNS";
 /// So many of them.
 const MARKS: usize = 10;
+/// The titles of the columns of the timeline, which its length and its times cover.
+const NAME: &str = "JOB     ";
+const TIMELINE: &str = "TIMELINE";
+/// So many cells for one of these times.
+const TIME: usize = 12;
 /// In less than this, a note would say nothing.
 const NOTE_LEAST: usize = 12;
 
@@ -47,12 +52,13 @@ const MARK: [(Outcome, char); 11] = [
     (Outcome::Skipped, '-'),
 ];
 
-const KEYS: [(&str, &str); 14] = [
-    ("1 2, Tab", "jobs, instances"),
+const KEYS: [(&str, &str); 15] = [
+    ("1 2 3, Tab", "jobs, timeline, instances"),
     ("Enter, Esc", "open the job; back"),
     ("Up Down, j k", "another job, run or instance"),
     ("PgUp PgDn", "ten more; of a job, its output"),
     ("/", "only jobs with this in the name"),
+    ("+ -", "timeline: shorter, longer"),
     ("w", "why the run came about"),
     ("t", "run the job once now"),
     ("p r", "pause the job, end the pause"),
@@ -89,6 +95,7 @@ pub(super) fn draw(state: &State, frame: &mut Frame) {
     match state.screen {
         _ if state.help => help(frame, body),
         Screen::Jobs => jobs(state, frame, body),
+        Screen::Timeline => timeline(state, frame, body),
         Screen::Instances => instances(state, frame, body),
         Screen::Job => job(state, frame, body),
     }
@@ -131,7 +138,8 @@ fn plain(state: &State, buffer: &mut Buffer) {
                 "✗" => "x",
                 "▶" | "›" => ">",
                 "↻" | "…" => "~",
-                "‖" => "=",
+                "‖" | "━" => "=",
+                "○" => "o",
                 "─" => "-",
                 "│" => "|",
                 _ => "?",
@@ -176,15 +184,19 @@ fn cut(text: &str, most: usize) -> String {
 }
 
 fn header(state: &State, frame: &mut Frame, area: Rect) {
-    let here = usize::from(state.screen == Screen::Instances);
-    let names = widgets::Tabs::new(["1 jobs", "2 instances"]).select(here);
-    let place = line(&state.address);
-    let place = format!("{place}  {}", show::instant(state.now / 1000 * 1000));
-    if width(&place) + 24 <= area.width.into() {
-        frame.render_widget(say(DIM, place).alignment(Alignment::Right), area);
+    let here = match state.screen {
+        Screen::Job => state.before,
+        screen => screen,
+    };
+    let names = widgets::Tabs::new(["1 jobs", "2 timeline", "3 instances"]).select(here as usize);
+    let time = show::instant(state.now / 1000 * 1000);
+    let place = format!("{}  {time}", line(&state.address));
+    let fits = |text: &String| width(text) + 34 <= area.width.into();
+    if let Some(text) = [place, time].into_iter().find(fits) {
+        frame.render_widget(say(DIM, text).alignment(Alignment::Right), area);
     }
     let left = Rect {
-        width: area.width.min(23),
+        width: area.width.min(33),
         ..area
     };
     frame.render_widget(names.divider(""), left);
@@ -264,7 +276,9 @@ fn table(frame: &mut Frame, area: Rect, t: &show::Table, at: usize) {
     }
     let rows = t.rows.iter().map(|row| {
         Row::new(shown.iter().map(|column| match row.get(column.cell) {
-            Some(cell) if column.title == LAST_RUNS => cell.text.chars().map(mark_span).collect(),
+            Some(cell) if matches!(column.title, LAST_RUNS | TIMELINE) => {
+                cell.text.chars().map(mark_span).collect()
+            }
             Some(cell) => aligned(column, say(cell.style, cut(&cell.text, column.width))),
             None => Line::default(),
         }))
@@ -296,7 +310,7 @@ fn mark(outcome: Outcome) -> char {
 
 fn mark_span(mark: char) -> Span<'static> {
     let of = MARK.iter().find(|(_, of)| *of == mark);
-    let style = of.map_or(PLAIN, |(outcome, _)| style_of(*outcome));
+    let style = of.map_or(DIM, |(outcome, _)| style_of(*outcome));
     Span::styled(mark.to_string(), look(style))
 }
 
@@ -350,6 +364,80 @@ fn jobs(state: &State, frame: &mut Frame, area: Rect) {
         frame.render_widget(say(DIM, "no job has this in its name"), area);
     }
     table(frame, area, &t, state.at(&listed));
+}
+
+/// What ended, what runs and what is planned, with a third of the time after now.
+fn timeline(state: &State, frame: &mut Frame, area: Rect) {
+    let listed = state.listed();
+    let at = state.at(&listed);
+    // Only those that are seen: planned occurrences are found one by one.
+    let rows = usize::from(area.height.saturating_sub(1));
+    let most = listed.len().saturating_sub(rows);
+    let first = at.saturating_sub(rows / 2).min(most);
+    let shown: Vec<_> = listed.into_iter().skip(first).take(rows).collect();
+    let left = usize::from(area.width).saturating_sub(2);
+    let longest = shown.iter().map(|j| j.job.as_str().len()).max();
+    let name = longest.unwrap_or(0).clamp(NAME.len(), (left / 3).max(8));
+    let cells = left.saturating_sub(name + 1);
+    if shown.is_empty() || cells < 8 {
+        return jobs(state, frame, area);
+    }
+    let length = 600_000 * 6_i64.pow(state.zoom);
+    let cell = length / cells as i64;
+    // It moves by whole cells, so that what is drawn changes only then.
+    let from = (state.now - length / 3 * 2).div_euclid(cell) * cell;
+    let mut t = show::Table::new(&[NAME, TIMELINE]);
+    for j in shown {
+        t.row([
+            Cell::new(BOLD, j.job.as_str()),
+            marks(state, j, from, cell, cells).into(),
+        ]);
+    }
+    table(frame, area, &t, at - first);
+    let digits = if state.zoom < 3 { 11..16 } else { 5..16 };
+    let time = |n: usize| {
+        let at = show::instant(from + cell * n as i64);
+        format!("{:TIME$}", &at[digits.clone()])
+    };
+    let times: String = (0..cells).step_by(TIME).map(time).collect();
+    let head = say(DIM, format!("  {:name$} {times}", span(length)));
+    frame.render_widget(head, area);
+}
+
+/// A line of the timeline: `cells` of `cell` ms each, the first at `from`.
+fn marks(state: &State, j: &JobView, from: i64, cell: i64, cells: usize) -> String {
+    let cell_of = |ms: i64| {
+        let n = usize::try_from((ms - from).div_euclid(cell)).ok();
+        n.filter(|n| *n < cells)
+    };
+    let mut marks = vec![' '; cells];
+    cell_of(state.now).into_iter().for_each(|n| marks[n] = '│');
+    let definition = state.definitions.get(&j.job).map(|job| &**job);
+    let mut after = state.now;
+    while let Some(next) = acts::planned(definition, after, 1).first().map(|o| o.0)
+        && let Some(n) = cell_of(next)
+    {
+        let passed_over = j.next.is_none_or(|first| next < first.0);
+        marks[n] = if passed_over { '-' } else { '○' };
+        // The next one with a cell of its own.
+        after = next.max(from + cell * (n as i64 + 1) - 1);
+    }
+    let ended = state.records.get(&j.job).into_iter().flatten().rev();
+    let end = |r: &RunRecord| r.finished_at.unwrap_or(r.occurrence.0);
+    let ended = ended.map(|r| (r.started_at, end(r), r.outcome));
+    let running = j.running.iter();
+    let running = running.map(|r| (r.started_at.map(|t| t.0), state.now, r.outcome));
+    let mut runs: Vec<_> = ended.chain(running).collect();
+    // What is newer, and what went wrong, is on top.
+    runs.sort_by_key(|(_, _, outcome)| style_of(*outcome) == BAD);
+    for (begin, end, outcome) in runs {
+        let begin = begin.unwrap_or(end).max(from).min(end);
+        if let (Some(begin), Some(end)) = (cell_of(begin), cell_of(end)) {
+            marks[begin..end].fill('━');
+            marks[end] = mark(outcome);
+        }
+    }
+    marks.into_iter().collect()
 }
 
 fn instances(state: &State, frame: &mut Frame, area: Rect) {
@@ -452,10 +540,11 @@ fn footer(state: &State, frame: &mut Frame, area: Rect) {
     let (style, text) = match (&state.said, state.screen) {
         (Some((text, good)), _) => (if *good { GOOD } else { BAD }, line(text)),
         _ if state.help => (DIM, "any key comes back  q quit".to_owned()),
-        (_, Screen::Jobs) if !state.filter.is_empty() => {
+        (_, Screen::Jobs | Screen::Timeline) if !state.filter.is_empty() => {
             (PLAIN, format!("/{}  Esc shows all", line(&state.filter)))
         }
         (_, Screen::Jobs) => (DIM, format!("? keys  / find  {acts}")),
+        (_, Screen::Timeline) => (DIM, format!("? keys  + - zoom  / find  {acts}")),
         (_, Screen::Instances) => (DIM, "? keys  d drain  u undrain  q quit".to_owned()),
         (_, Screen::Job) => (DIM, format!("? keys  Esc back  w why  {acts}")),
     };

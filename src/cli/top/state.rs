@@ -21,11 +21,14 @@ use crate::{
 const OUTPUT_KEPT: usize = 64 << 10;
 /// How far PgUp and PgDn go.
 const PAGE: isize = 10;
+/// The timeline has 10 minutes, and six times as much with each step: up to nine days.
+const ZOOM_MOST: u32 = 4;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Screen {
     #[default]
     Jobs,
+    Timeline,
     Instances,
     Job,
 }
@@ -111,6 +114,9 @@ pub(super) struct State {
     /// Why the store does not answer, and since when.
     pub away: Option<(String, i64)>,
     pub screen: Screen,
+    /// From which a job was opened.
+    pub before: Screen,
+    pub zoom: u32,
     pub selected: Option<JobName>,
     pub instance: usize,
     /// Occurrence and attempt of one of its runs; None: the newest, whichever that is.
@@ -133,6 +139,7 @@ impl State {
             definitions: config.jobs.clone(),
             unicode: true,
             colours: true,
+            zoom: 1,
             now: clock::wall_us() / 1000,
             ..Self::default()
         }
@@ -223,7 +230,7 @@ impl State {
 
     pub(super) fn open(&mut self, job: JobName) {
         self.selected = Some(job);
-        self.screen = Screen::Job;
+        self.before = std::mem::replace(&mut self.screen, Screen::Job);
         (self.run, self.back, self.why) = (None, 0, None);
     }
 
@@ -251,14 +258,18 @@ impl State {
         match key.code {
             K::Esc | K::Left | K::Backspace if self.why.is_some() => self.why = None,
             K::Esc | K::Left | K::Backspace if self.screen == Screen::Job => {
-                self.screen = Screen::Jobs;
+                self.screen = self.before;
             }
             K::Esc => self.filter.clear(),
             K::Char('1') => self.screen = Screen::Jobs,
-            K::Char('2') => self.screen = Screen::Instances,
-            K::Tab if self.screen == Screen::Jobs => self.screen = Screen::Instances,
+            K::Char('2') => self.screen = Screen::Timeline,
+            K::Char('3') => self.screen = Screen::Instances,
+            K::Char('+' | '=') => self.zoom = self.zoom.saturating_sub(1),
+            K::Char('-') => self.zoom = (self.zoom + 1).min(ZOOM_MOST),
+            K::Tab if self.screen == Screen::Jobs => self.screen = Screen::Timeline,
+            K::Tab if self.screen == Screen::Timeline => self.screen = Screen::Instances,
             K::Tab => self.screen = Screen::Jobs,
-            K::Enter | K::Right if self.screen == Screen::Jobs => {
+            K::Enter | K::Right if matches!(self.screen, Screen::Jobs | Screen::Timeline) => {
                 let listed = self.listed();
                 let job = listed.get(self.at(&listed)).map(|j| j.job.clone());
                 job.into_iter().for_each(|job| self.open(job));
@@ -303,7 +314,7 @@ impl State {
                 self.run = run.map(|r| (r.occurrence, r.attempt));
                 (self.back, self.why) = (0, None);
             }
-            Screen::Jobs => {
+            Screen::Jobs | Screen::Timeline => {
                 let listed = self.listed();
                 let job = listed.get(moved(self.at(&listed), listed.len()));
                 self.selected = job.map(|j| j.job.clone()).or(self.selected.take());
@@ -326,7 +337,7 @@ impl State {
                 (Act::Drain(i.instance.clone(), key == 'd'), text)
             }
             (Screen::Instances, _) => return None,
-            (Screen::Jobs, '/') => {
+            (Screen::Jobs | Screen::Timeline, '/') => {
                 let text = "List only jobs with this in the name?".to_owned();
                 (Act::Find(self.filter.clone()), text)
             }

@@ -191,7 +191,7 @@ fn the_jobs_at_80_by_24() {
     assert_eq!(
         lines[..10],
         [
-            " 1 jobs  2 instances                  redis://store:6379/0  2026-11-20T15:12:41Z",
+            " 1 jobs  2 timeline  3 instances      redis://store:6379/0  2026-11-20T15:12:41Z",
             "1 job needs attention: report: failed",
             "not heard from: web-2",
             "4 jobs, 1 running, 1 paused; 1 live instance",
@@ -208,9 +208,38 @@ fn the_jobs_at_80_by_24() {
 }
 
 #[test]
+fn the_timeline_has_a_mark_for_each_run_and_each_planned_occurrence() {
+    let mut s = state();
+    press(&mut s, "\t+");
+    let text = screen(&s, 80, 24);
+    let row = |text: &str, job: &str| {
+        let mut lines = text.lines().skip(4);
+        let line = lines.find(|line| line.contains(job)).expect("its row");
+        line.chars().skip(11).collect::<String>()
+    };
+    let count = |row: &str, mark: char| row.chars().filter(|c| *c == mark).count();
+    // Of 10 minutes, six and a half are past: `draw` runs each minute, and `backup` is paused.
+    let draw = row(&text, "draw");
+    let (past, coming) = draw.split_once('▶').expect("it runs");
+    assert_eq!((count(past, '✓'), count(coming, '○')), (6, 3), "{text}");
+    assert_eq!((count(past, '○'), count(coming, '✓')), (0, 0), "{text}");
+    let backup = row(&text, "backup");
+    let (past, coming) = backup.split_once('│').expect("now");
+    assert_eq!((count(past, '✓'), count(coming, '-')), (6, 1), "{text}");
+    assert_eq!(count(&row(&text, "report"), '✗'), 0, "{text}");
+    // Its failed run was nine hours ago.
+    press(&mut s, "---");
+    let text = screen(&s, 80, 24);
+    assert_eq!(count(&row(&text, "report"), '✗'), 1, "{text}");
+    // A job that is opened from here comes back here.
+    press(&mut s, "\n\x1b");
+    assert_eq!(s.screen, Screen::Timeline);
+}
+
+#[test]
 fn each_screen_is_drawn_at_each_size_and_hostile_text_is_escaped() {
     let mut s = state();
-    for keys in ["1", "2", "1\n", "\x1b?", "?p", "\x1b2d", "\x1b/x"] {
+    for keys in ["1", "2", "3", "2-\n", "\x1b?", "?p", "\x1b3d", "\x1b1/x"] {
         press(&mut s, keys);
         for (width, height) in SIZES {
             let text = screen(&s, width, height);
@@ -228,7 +257,7 @@ fn each_screen_is_drawn_at_each_size_and_hostile_text_is_escaped() {
 fn without_utf8_all_is_ascii_and_without_colours_there_are_none() {
     let mut s = state();
     (s.unicode, s.colours) = (false, false);
-    for keys in ["1", "2", "1\n", "p", "\x1b?"] {
+    for keys in ["1", "2", "3", "1\n", "p", "\x1b?"] {
         press(&mut s, keys);
         let text = screen(&s, 80, 24);
         assert!(text.is_ascii(), "{text}");
@@ -319,7 +348,7 @@ fn every_act_is_asked_about_first() {
             "pmoving q\t2h\n",
             Act::Pause(name, "moving q".into(), "2h".into()),
         ),
-        ("2dy", Act::Drain(InstanceId::new(WEB), true)),
+        ("3dy", Act::Drain(InstanceId::new(WEB), true)),
         ("juy", Act::Drain(InstanceId::new("web-2"), false)),
     ] {
         assert_eq!(press(&mut s, keys), Some(act), "{keys:?}");
@@ -383,7 +412,7 @@ fn a_fleet_that_waits_says_why() {
 #[test]
 fn instances_are_shown_as_status_shows_them() {
     let mut s = state_of(|s| s.instances[0].draining = true);
-    press(&mut s, "2");
+    press(&mut s, "3");
     has(
         &s,
         &["› web-1", "draining", "not heard from: web-2"],
