@@ -145,7 +145,7 @@ fn unix(rest: &str) -> Option<(bool, bool)> {
     for parameter in query.split('&').filter(|_| !query.is_empty()) {
         match parameter.split_once('=')? {
             ("db", db) => drop(db.parse::<u16>().ok()?),
-            ("user", name) if plain(name) => user = true,
+            ("user", name) if plain(&name.replace('%', "")) => user = true,
             ("pass", text) => password = !text.is_empty(),
             _ => return None,
         }

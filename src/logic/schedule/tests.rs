@@ -529,7 +529,7 @@ H(0-70) * * * * | 70 | outside 0-59
 @every | @every | needs a duration | 90s
 @every soon | soon | not a duration | 1h30m
 @every 500ms | 500ms | at least one second
-@every -5m | -5m | cannot be negative | 1h30m
+@every -5m | -5m | not a duration | 1h30m
 @every 0s | 0s | at least one second
 @every 1500us 1s | 1500us 1s | not a duration
 @at | @at | needs a date

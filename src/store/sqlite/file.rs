@@ -74,6 +74,8 @@ const SOON: Duration = Duration::from_millis(500);
 thread_local! {
     /// Whether this thread waits for a store whose process is about to end.
     pub(super) static HURRIED: RefCell<Arc<AtomicBool>> = RefCell::default();
+    /// Since when a statement of this thread waits for another process.
+    static BEGAN: Cell<Boottime> = const { Cell::new(Boottime(0)) };
     /// Since when other processes have kept this thread from writing.
     pub(super) static LOCKED: Cell<Option<Boottime>> = const { Cell::new(None) };
 }
@@ -107,11 +109,14 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Fault> {
     db.set_limit(Limit::SQLITE_LIMIT_LENGTH, LARGEST)?;
     // SQLite's own pauses between tries grow to 100 ms, so other processes could starve this one.
     db.busy_handler(Some(|tries| {
-        LOCKED.set(LOCKED.get().or_else(|| Some(Boottime::now())));
+        let now = Boottime::now();
+        LOCKED.set(LOCKED.get().or(Some(now)));
+        if tries == 0 {
+            BEGAN.set(now);
+        }
         thread::sleep(Duration::from_millis(1));
         let hurried = HURRIED.with_borrow(|hurried| hurried.load(Ordering::Relaxed));
-        let most = if hurried { SOON } else { BUSY };
-        tries < most.as_millis() as i32
+        now.since(BEGAN.get()) < if hurried { SOON } else { BUSY }
     }))?;
     db.set_prepared_statement_cache_capacity(64);
     // The cache has 512 KiB, a quarter of what each connection would keep for good after it read or wrote all jobs
