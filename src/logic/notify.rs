@@ -536,7 +536,7 @@ impl GivenUp {
     }
 }
 
-/// Adds one to those that the fleet remembers, oldest first: the newest [`GIVEN_UP_KEPT`], none older than
+/// Adds one to those that the fleet remembers, oldest first: the newest `GIVEN_UP_KEPT`, none older than
 /// [`FORGET_MS`].
 pub fn remember(known: &mut Vec<GivenUp>, new: GivenUp) {
     let now = new.at;

@@ -66,7 +66,11 @@ impl Site {
     #[track_caller]
     fn failure(&self, lines: &str) -> String {
         // A busy host needs a while for TLS.
-        let patient = if lines.contains("timeout") { "" } else { "timeout = \"5s\"\n" };
+        let patient = if lines.contains("timeout") {
+            ""
+        } else {
+            "timeout = \"5s\"\n"
+        };
         self.configure(&format!("{lines}\n{patient}retry = {{ attempts = 0 }}"));
         let o = self.cli(&["status"]);
         let text = String::from_utf8(o.stderr).expect("stderr is UTF-8");
