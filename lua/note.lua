@@ -1,5 +1,5 @@
 -- note.lua: changes what the fleet has noted for notifications, if the caller has the lease that it says. The same rule
--- as `allows` in src/logic/notify/stand.rs.
+-- as `allows` in src/logic/notify/lease.rs.
 --
 -- KEYS[1]  notices  <ns>:notices   hash, see notices.lua
 -- ARGV[1]  was      the lease that must be in force, or empty: none

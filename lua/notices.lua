@@ -1,6 +1,6 @@
 -- notices.lua: returns what the fleet has noted for notifications. Changes nothing.
 --
--- KEYS[1]  notices  <ns>:notices   hash: `lease` (see src/logic/notify/stand.rs), and notes by their names
+-- KEYS[1]  notices  <ns>:notices   hash: `lease` (see src/logic/notify/lease.rs), and notes by their names
 -- ARGV[1]  all      if not empty: all notes; otherwise the note given_up, if there is one
 --
 -- Returns  {now_us, incarnation, lease or empty, {name, note, ...}}

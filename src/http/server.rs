@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     io,
-    os::unix::fs::{FileTypeExt as _, PermissionsExt as _},
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -18,7 +18,7 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{Semaphore, watch},
     time::timeout,
 };
 use tokio_io_timeout::TimeoutStream;
@@ -38,7 +38,7 @@ use crate::{
 const CONNECTIONS: usize = 256;
 /// So many more, each for a short time, learn that there are too many, or how the instance is.
 const SPARE: usize = 64;
-const SPARE_WITHIN: Duration = Duration::from_secs(5);
+const SPARE_WITHIN: Duration = Duration::from_secs(1);
 /// What is answered on a spare connection, too.
 const ALWAYS: [&str; 3] = ["/healthz", "/readyz", "/metrics"];
 /// The head of a request must arrive within this time, and have no more bytes than [`HEAD_MOST`]. A connection without
@@ -91,14 +91,14 @@ pub(super) async fn serve(
     let mut warned = Throttle::default();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept(&spare) => accepted,
+            accepted = listener.accept() => accepted,
             Ok(()) = reloads.changed() => {
                 listener.reload(&app);
                 continue;
             }
             () = app.finish.cancelled() => break,
         };
-        let (stream, spare) = match accepted {
+        let stream = match accepted {
             Ok(accepted) => accepted,
             Err(e) => {
                 // Most likely there are too many open files: the connection stays in the queue.
@@ -118,7 +118,6 @@ pub(super) async fn serve(
         let tls = listener.tls.clone();
         match places.clone().try_acquire_owned() {
             Ok(place) => {
-                drop(spare);
                 tokio::spawn(async move {
                     let _place = place;
                     connection.serve(stream, tls).await;
@@ -129,6 +128,10 @@ pub(super) async fn serve(
                     warn!("{CONNECTIONS} connections for HTTP are open: others are refused");
                 }
                 connection.answers = Answers::Always;
+                // They end soon: the others wait in the queue.
+                let Ok(spare) = spare.clone().acquire_owned().await else {
+                    break;
+                };
                 tokio::spawn(async move {
                     let _spare = spare;
                     let _ = timeout(SPARE_WITHIN, connection.serve(stream, tls)).await;
@@ -262,8 +265,8 @@ struct Listener {
 
 enum Socket {
     Tcp(TcpListener),
-    /// With its path.
-    Unix(UnixListener, PathBuf),
+    /// With its path, and the number of its file.
+    Unix(UnixListener, PathBuf, u64),
 }
 
 impl Listener {
@@ -293,19 +296,15 @@ impl Listener {
         Ok(Self { socket, tls, shown })
     }
 
-    /// A new connection, and the spare place that it may need.
-    async fn accept(&self, spare: &Arc<Semaphore>) -> io::Result<(Accepted, OwnedSemaphorePermit)> {
-        let spare = spare.clone().acquire_owned().await;
-        let spare = spare.map_err(io::Error::other)?;
-        let stream = match &self.socket {
+    async fn accept(&self) -> io::Result<Accepted> {
+        Ok(match &self.socket {
             Socket::Tcp(listener) => {
                 let (stream, _) = listener.accept().await?;
                 stream.set_nodelay(true)?;
                 Either::Left(stream)
             }
-            Socket::Unix(listener, _) => Either::Right(listener.accept().await?.0),
-        };
-        Ok((stream, spare))
+            Socket::Unix(listener, ..) => Either::Right(listener.accept().await?.0),
+        })
     }
 
     /// Reads the certificate and its key again. Connections that are open keep the one that they began with.
@@ -328,7 +327,10 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Socket::Unix(_, path) = &self.socket {
+        // Another daemon may have taken the name since.
+        if let Socket::Unix(_, path, file) = &self.socket
+            && std::fs::symlink_metadata(path).is_ok_and(|meta| meta.ino() == *file)
+        {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -362,8 +364,9 @@ async fn bind(path: &Path) -> Result<Socket, String> {
     let bound = || -> io::Result<Socket> {
         let listener = UnixListener::bind(&made)?;
         std::fs::set_permissions(&made, std::fs::Permissions::from_mode(0o660))?;
+        let file = std::fs::symlink_metadata(&made)?.ino();
         std::fs::rename(&made, path)?;
-        Ok(Socket::Unix(listener, path.to_owned()))
+        Ok(Socket::Unix(listener, path.to_owned(), file))
     };
     bound().map_err(|e| {
         let _ = std::fs::remove_file(&made);

@@ -236,8 +236,10 @@ impl Notes {
     }
 
     /// Whether [`Notes::time_passes`] has something to tell.
-    pub fn is_due(&self, within: Option<i64>, now: i64) -> bool {
-        let mut channels = self.channels.values();
+    pub fn is_due(&self, channels: &[ChannelRules<'_>], within: Option<i64>, now: i64) -> bool {
+        let mut channels = channels
+            .iter()
+            .filter_map(|(name, _)| self.channels.get(*name));
         !self.overdue && self.is_overdue(within, now)
             || channels.any(|c| c.untold.is_some() && c.has_room(now))
     }
@@ -254,7 +256,9 @@ impl Notes {
         self.overdue |= overdue;
         let mut out = vec![];
         for (channel, _) in channels {
+            let notes = self.channels.entry((*channel).to_owned()).or_default();
             if overdue {
+                notes.told_bad = true;
                 let item = Item {
                     expected: within,
                     never: self.success.is_none(),
@@ -267,7 +271,6 @@ impl Notes {
                 };
                 out.push(((*channel).to_owned(), item));
             }
-            let notes = self.channels.entry((*channel).to_owned()).or_default();
             out.extend(notes.tell(now).map(|item| ((*channel).to_owned(), item)));
         }
         out
@@ -327,8 +330,10 @@ impl ChannelNotes {
                 if self.streak == 0 {
                     self.since = made_at(r);
                 }
-                self.streak = self.streak.saturating_add(r.count.max(1));
-                self.bad_of = Some(r.occurrence);
+                // A run may get a second record.
+                if self.bad_of.replace(r.occurrence) != Some(r.occurrence) {
+                    self.streak = self.streak.saturating_add(r.count.max(1));
+                }
                 if self.bad || self.streak < u64::from(rules.after) {
                     return;
                 }
@@ -343,7 +348,7 @@ impl ChannelNotes {
                 let was_bad = std::mem::take(&mut self.bad);
                 let item = item(Kind::Recovered, self);
                 (self.streak, self.bad_of) = (0, None);
-                if !was_bad && !overdue {
+                if !was_bad && !overdue && !self.told_bad {
                     return;
                 }
                 if !rules.on.contains(&Kind::Recovered) {
@@ -442,6 +447,12 @@ pub struct Message {
     pub due: i64,
     #[serde(default)]
     pub tries: u32,
+    /// How many of them were refused.
+    #[serde(default)]
+    pub refusals: u32,
+    /// When the first of them failed, Unix ms.
+    #[serde(default)]
+    pub failed_at: i64,
     /// The receivers of a mail who lack it, if others have it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub only: Vec<String>,
@@ -474,6 +485,8 @@ impl Message {
             more: 0,
             due: now + TOGETHER_MS,
             tries: 0,
+            refusals: 0,
+            failed_at: 0,
             only: vec![],
             sending: false,
             perhaps_sent: false,

@@ -289,7 +289,8 @@ impl Notifier {
     /// The notifier begins: what the last one knew is in the store.
     async fn read_notes(&mut self) -> Result<(), store::Error> {
         let all = self.asking.ask(|s| async move { s.notices(true).await });
-        let mut notes = all.await?.value.notes;
+        let all = all.await?;
+        let (now, mut notes) = (all.now_us.div_euclid(1000), all.value.notes);
         let since = notes.remove(SINCE).and_then(|s| s.parse().ok());
         if let Some(note) = notes.remove(GIVEN_UP) {
             self.given_up = serde_json::from_str(&note).unwrap_or_default();
@@ -319,7 +320,7 @@ impl Notifier {
         match since {
             Some(since) => self.since = since,
             None => {
-                self.since = self.now_ms() - BEFORE_MS;
+                self.since = now - BEFORE_MS;
                 let set = vec![(SINCE.to_owned(), self.since.to_string())];
                 self.write(set, vec![]).await;
             }
@@ -466,7 +467,7 @@ impl Notifier {
             let job = self.config.jobs.get(name).filter(|job| job.enabled);
             let within = job.and_then(|job| job.alarms.expect_success_within);
             let within = within.map(|d| i64::try_from(d.as_millis()).unwrap_or(i64::MAX));
-            if is_watched && known.is_due(within, now) {
+            if is_watched && known.is_due(&channels, within, now) {
                 let mut notes = known.clone();
                 for (channel, item) in notes.time_passes(name, &channels, within, now) {
                     self.tell(&mut changes, &channel, item, now);
@@ -601,6 +602,8 @@ impl Notifier {
         let tries = message.tries.saturating_add(1);
         let mut message = Message {
             tries,
+            refusals: message.refusals + u32::from(e.refused),
+            failed_at: if tries == 1 { now } else { message.failed_at },
             sending: false,
             perhaps_sent: message.perhaps_sent || e.perhaps,
             ..message
@@ -608,8 +611,8 @@ impl Notifier {
         if !e.lacking.is_empty() {
             message.only = e.lacking;
         }
-        let refused = e.refused && tries >= REFUSED_TRIES;
-        if refused || now.saturating_sub(message.at) > GIVE_UP_MS {
+        let refused = message.refusals >= REFUSED_TRIES;
+        if refused || now.saturating_sub(message.failed_at) > GIVE_UP_MS {
             let given_up = GivenUp::new(&id, &message, &e.why, now);
             return changes.given_up.push(given_up);
         }

@@ -47,7 +47,7 @@ pub(super) async fn send(
         }
         Way::PagerDuty { url, routing_key } => {
             let mut said = String::new();
-            for job in &text.jobs {
+            for job in text.jobs.iter().chain(&text.others) {
                 // A test opens an incident, because somebody is to see it; and it resolves that of the test before,
                 // because PagerDuty tells nobody of what joins an open incident.
                 let actions: &[&str] = match (job.kind, job.bad) {
@@ -273,6 +273,7 @@ mod tests {
             id: "1".to_owned(),
             title: "x".repeat(100) + " failed",
             intro: String::new(),
+            others: vec![],
             jobs: vec![JobText {
                 job: "x".repeat(100),
                 kind: "failed",

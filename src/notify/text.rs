@@ -63,6 +63,8 @@ pub(super) struct Text {
     /// What stands before the facts of the jobs.
     pub(super) intro: String,
     pub(super) jobs: Vec<JobText>,
+    /// The others, of which nothing more is known than what happened.
+    pub(super) others: Vec<JobText>,
     /// To what it is about on the page.
     pub(super) link: Option<String>,
     pub(super) json: Json,
@@ -137,6 +139,10 @@ impl Text {
                 _ => format!("soloist/{}/{}", s.config.store.namespace, item.job),
             },
         };
+        let others = message.others.iter().map(|(job, kind)| {
+            let bad = *kind != Kind::Recovered;
+            Item::new(job.clone(), *kind, bad, message.at)
+        });
         let mut text = Self {
             id: id.to_owned(),
             link: match alone {
@@ -146,6 +152,7 @@ impl Text {
             bad: message.items.iter().any(|i| i.bad),
             source: s.from.to_string(),
             jobs: message.items.iter().map(of_job).collect(),
+            others: others.map(|other| of_job(&other)).collect(),
             json: Json::Null,
             title,
             intro,

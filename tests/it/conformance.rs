@@ -1862,7 +1862,7 @@ async fn a_register_in_the_future_is_put_back_and_what_ran_stays_decided(bed: Be
         Answer::Settled(None),
         "everything up to then counts as decided"
     );
-    let early = Occurrence(now + 300);
+    let early = Occurrence(now + 2000);
     let last = Occurrence(now + 2 * MINUTE);
     let ran = vec![last, early, Occurrence(now - MINUTE)];
     let rewind = Control::Rewind { ran };

@@ -137,6 +137,48 @@ fn a_job_that_keeps_changing_is_told_six_times_an_hour() {
     assert_eq!(told(&rules(&ALL, 1), &turns(100), 10_000).len(), HOURLY);
 }
 
+/// The first says that nobody knows how it ended, the second how it did.
+#[test]
+fn two_records_of_one_run_are_one_bad_end() {
+    let twice = rules(&ALL, 2);
+    let mut notes = Notes::new(0);
+    let mut told = |at, outcome| {
+        let items = notes.judge(&[("ops", &twice)], &ended(at, outcome, 5), 99_000);
+        items.len()
+    };
+    assert_eq!((told(1, Outcome::Unknown), told(1, Failed)), (0, 0));
+    assert_eq!(told(2, Failed), 1);
+}
+
+/// It was told beyond the six.
+#[test]
+fn the_end_of_an_overdue_job_is_told_however_often_it_changes() {
+    let (rules, job) = (rules(&ALL, 1), JobName::new("x"));
+    let channels = [("ops", &rules)];
+    let mut notes = Notes::new(0);
+    for s in 1..=6 {
+        let outcome = if s % 2 == 1 { Failed } else { Succeeded };
+        assert_eq!(
+            notes
+                .judge(&channels, &ended(s, outcome, 5), s * 1000)
+                .len(),
+            1
+        );
+    }
+    let overdue = notes.time_passes(&job, &channels, Some(5000), 60_000);
+    assert_eq!(overdue[0].1.kind, Kind::Overdue);
+    for (s, outcome) in [(61, Succeeded), (62, Failed), (63, Succeeded)] {
+        assert!(
+            notes
+                .judge(&channels, &ended(s, outcome, 5), s * 1000)
+                .is_empty()
+        );
+    }
+    assert!(notes.is_due(&channels, None, 3_700_000) && !notes.is_due(&[], None, 3_700_000));
+    let told = notes.time_passes(&job, &channels, None, 3_700_000);
+    assert_eq!(told[0].1.kind, Kind::Recovered);
+}
+
 /// With `overlap = "allow"` an older run may end after a newer one.
 #[test]
 fn an_older_run_that_ends_late_does_not_make_a_newer_bad_end_good() {
@@ -157,7 +199,7 @@ fn no_success_for_too_long_is_told_once_and_a_success_ends_it() {
     let channels = [("ops", &rules)];
     for fails in [false, true] {
         let (mut notes, within) = (Notes::new(0), Some(5000));
-        assert!(!notes.is_due(within, 4999) && notes.is_due(within, 5000));
+        assert!(!notes.is_due(&channels, within, 4999) && notes.is_due(&channels, within, 5000));
         assert!(notes.time_passes(&job, &channels, within, 4999).is_empty());
         let late = notes.time_passes(&job, &channels, within, 5000);
         assert_eq!((late[0].1.kind, late.len()), (Kind::Overdue, 1));
@@ -170,7 +212,9 @@ fn no_success_for_too_long_is_told_once_and_a_success_ends_it() {
         }
         let good = notes.judge(&channels, &ended(100, Succeeded, 5), 100_000);
         assert_eq!((good[0].1.kind, good.len()), (Kind::Recovered, 1));
-        assert!(!notes.is_due(within, 105_004) && notes.is_due(within, 105_005));
+        assert!(
+            !notes.is_due(&channels, within, 105_004) && notes.is_due(&channels, within, 105_005)
+        );
     }
 }
 
