@@ -73,6 +73,7 @@ if [ -n "$checks" ]; then
     # --examples: of crates with the features that clippy has just checked them with; there are no examples.
     step rustdoc env RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --lib --examples
     # What they do is tried as a test; the programs themselves are for `cargo fuzz` (docs/testing.md).
+    step lines python3 tests/lines.py
     step "fuzz/Cargo.lock" cargo tree --locked --manifest-path fuzz/Cargo.toml --edges normal --depth 0
     finish
 fi

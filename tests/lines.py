@@ -5,7 +5,7 @@ beyond that takes something away first. After a change that takes much away, low
 product: what users run; tests: everything else that is code; pages: bytes of the documentation."""
 import os, pathlib, re, sys
 
-LIMITS = {"product": 63_300, "tests": 78_400, "pages": 203_000}
+LIMITS = {"product": 55_300, "tests": 63_900, "pages": 155_000}
 
 COMMENT = {".lua": "--", ".py": "#", ".sh": "#", ".html": "<!--", ".css": ("/*", "*")}
 FOR_TESTS = re.compile(r"#!?\[cfg\((?:all\(|any\()*\s*(?:test\b|fuzzing|feature = \"daemon\", (?:any\()?test\b)")

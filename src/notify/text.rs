@@ -149,7 +149,10 @@ impl Text {
                 true => s.link(&message.items[0]),
                 false => s.url().map(|url| format!("{url}/")),
             },
-            bad: message.items.iter().any(|i| i.bad),
+            bad: (message.items.iter().enumerate()).any(|(n, i)| {
+                let later = &message.items[n + 1..];
+                i.bad && !later.iter().any(|l| l.job == i.job)
+            }),
             source: s.from.to_string(),
             jobs: message.items.iter().map(of_job).collect(),
             others: others.map(|other| of_job(&other)).collect(),

@@ -345,7 +345,7 @@ impl State {
         };
         let fields = match &act {
             Act::Pause(..) => vec![("reason", String::new()), ("until", String::new())],
-            Act::Skip(..) => vec![("how many", "1".to_owned())],
+            Act::Skip(..) => vec![("how many", String::new())],
             Act::Find(text) => vec![("name", text.clone())],
             _ => vec![],
         };
