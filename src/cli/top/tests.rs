@@ -342,8 +342,8 @@ fn every_act_is_asked_about_first() {
         ("ty", Act::Trigger(name.clone())),
         ("r\n", Act::Resume(name.clone())),
         ("cy", Act::Cancel(name.clone())),
-        ("s\n", Act::Skip(name.clone(), 1)),
-        ("s<3\n", Act::Skip(name.clone(), 3)),
+        ("s1\n", Act::Skip(name.clone(), 1)),
+        ("s2<3\n", Act::Skip(name.clone(), 3)),
         (
             "pmoving q\t2h\n",
             Act::Pause(name, "moving q".into(), "2h".into()),
@@ -353,7 +353,7 @@ fn every_act_is_asked_about_first() {
     ] {
         assert_eq!(press(&mut s, keys), Some(act), "{keys:?}");
     }
-    assert_eq!(press(&mut s, "1s<x\n"), None);
+    assert_eq!(press(&mut s, "1sx\n"), None);
     has(&s, &["write a number"], &[]);
 }
 
