@@ -139,23 +139,16 @@ impl Text {
                 _ => format!("soloist/{}/{}", s.config.store.namespace, item.job),
             },
         };
-        let others = message.others.iter().map(|(job, kind)| {
-            let bad = *kind != Kind::Recovered;
-            Item::new(job.clone(), *kind, bad, message.at)
-        });
         let mut text = Self {
             id: id.to_owned(),
             link: match alone {
                 true => s.link(&message.items[0]),
                 false => s.url().map(|url| format!("{url}/")),
             },
-            bad: (message.items.iter().enumerate()).any(|(n, i)| {
-                let later = &message.items[n + 1..];
-                i.bad && !later.iter().any(|l| l.job == i.job)
-            }),
+            bad: ends_bad(&message),
             source: s.from.to_string(),
             jobs: message.items.iter().map(of_job).collect(),
-            others: others.map(|other| of_job(&other)).collect(),
+            others: others(&message).iter().map(of_job).collect(),
             json: Json::Null,
             title,
             intro,
@@ -296,6 +289,20 @@ fn groups(message: &Message) -> Vec<(Kind, bool, Vec<&JobName>)> {
         .collect();
     groups.sort_by_key(|(kind, good, jobs)| (*good, Reverse(jobs.len()), *kind));
     groups
+}
+
+/// A job of it is bad after all that it tells.
+fn ends_bad(message: &Message) -> bool {
+    let mut items = message.items.iter().enumerate();
+    items.any(|(n, i)| i.bad && !message.items[n + 1..].iter().any(|l| l.job == i.job))
+}
+
+/// The jobs of which it has no more than what happened.
+fn others(message: &Message) -> Vec<Item> {
+    let item = |(job, kind): &(JobName, Kind)| {
+        Item::new(job.clone(), *kind, *kind != Kind::Recovered, message.at)
+    };
+    message.others.iter().map(item).collect()
 }
 
 /// `20 jobs failed: a, b, c, …`; `3 jobs: 2 failed, 1 recovered: a, b, c`.
