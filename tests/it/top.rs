@@ -68,7 +68,15 @@ impl Terminal {
             .stderr(Stdio::null());
         let daemon = daemon.spawn().expect("soloist starts");
         if url.starts_with("sqlite:") {
-            wait_until("a store", GENEROUS, || dir.path().join("store.db").exists());
+            // Later the terminal gets only what changes of a word.
+            wait_until("the job is registered", GENEROUS, || {
+                let mut status = plain(process::mortal(EXE));
+                let said = status.args(["status", "--json"]).output();
+                let said = said.expect("soloist starts").stdout;
+                String::from_utf8_lossy(&said)
+                    .replace(' ', "")
+                    .contains("\"known\":true")
+            });
         }
         let (mut master, mut slave) = (-1, -1);
         let size = libc::winsize {
